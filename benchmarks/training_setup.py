@@ -35,7 +35,7 @@ def set_up(experiment: config.Experiment) -> TrainingSetup:
     size, run = experiment.vocabulary.size, experiment.run
     special = config.SpecialIds.of_size(size)
     objective = objectives.create(experiment, size, special)
-    optimizer = optimizers.create(experiment.optimizer)
+    optimizer = optimizers.create(experiment.optimizer, experiment.model.dtype)
     state = step.create_state(objective.init, optimizer, run.seed, mesh)
     train_step = step.make_train_step(
         objective.loss, optimizer, state, run.seed, run.accumulate, mesh

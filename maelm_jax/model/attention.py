@@ -234,7 +234,7 @@ def _attend_by_xla(
         bias = jnp.zeros((len(q), 1, q.shape[2], k.shape[2]), q.dtype)
     weights = attention_weights(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, bias)
     weights = ops.dropout(weights, dropout_rate, dropout_keys)
-    y = jnp.einsum("bhts,bhsk->bhtk", weights, v)
+    y = ops.product("bhts,bhsk->bhtk", weights, v)
     return save_for_backward(y.swapaxes(1, 2).reshape(len(y), y.shape[2], -1))
 
 
@@ -267,8 +267,8 @@ def _attention_weights_backward(saved, d_weights):
     d_bias = d_scores if bias.shape[1] == q.shape[1] else d_scores.sum(axis=1, keepdims=True)
     d_scores = d_scores.astype(q.dtype)
     return (
-        jnp.einsum("bhts,bhsk->bhtk", d_scores, k),
-        jnp.einsum("bhts,bhtk->bhsk", d_scores, q),
+        ops.product("bhts,bhsk->bhtk", d_scores, k),
+        ops.product("bhts,bhtk->bhsk", d_scores, q),
         d_bias.astype(bias.dtype),
     )
 

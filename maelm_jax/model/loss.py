@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from maelm_jax.model.model_inputs import Inputs, take_at_slots
-from maelm_jax.model.ops import kernel_gradient
+from maelm_jax.model.ops import kernel_gradient, product
 
 
 class Sums(typing.NamedTuple):
@@ -63,7 +63,7 @@ def _compute_logits(
     x: Float[Array, "P D"], table: Float[Array, "W D"], bias: Float[Array, " W"]
 ) -> Float[Array, "P W"]:
     """Computes x table^T + bias. The sums over D and the result are float32."""
-    return jnp.einsum("pd,wd->pw", x, table, preferred_element_type=jnp.float32) + bias[None]
+    return product("pd,wd->pw", x, table, jnp.float32) + bias[None]
 
 
 @jax.custom_vjp
@@ -101,7 +101,7 @@ def _cross_entropy_forward(x, table, bias, targets, weights):
     d_logits = (jnp.exp(logits - log_normalizer[:, None]) - is_target) * weights[:, None]
     d_narrow = d_logits.astype(x.dtype)
     d_table = kernel_gradient(d_narrow, x, jnp.dtype(jnp.float32))
-    return sums, (d_narrow @ narrow, d_table, d_logits.sum(axis=0))
+    return sums, (product("pw,wd->pd", d_narrow, narrow), d_table, d_logits.sum(axis=0))
 
 
 def _cross_entropy_backward(gradients, d_sums):

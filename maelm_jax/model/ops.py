@@ -6,10 +6,12 @@ matrices: R rows, I inputs, O outputs.
 
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 from jax import ad_checkpoint
+from jax.experimental import layout
 from jaxtyping import Array, Float, Int, Key, UInt32
 
 SAVED = "saved for backward"  # name of the values that `save_for_backward` marks
@@ -26,12 +28,64 @@ def save_for_backward(x: Array) -> Array:
     return ad_checkpoint.checkpoint_name(x, SAVED)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def product(
+    subscripts: str, x: Array, y: Array, dtype: jax.typing.DTypeLike | None = None
+) -> Array:
+    """Returns jnp.einsum(subscripts, x, y) in `dtype`; None is the dtype of x. Sums are float32.
+
+    The products of the backward pass have the dtype of x too.
+
+    XLA's CPU compiler uses a processor's matrix units (AMX) for bfloat16 only if the result is
+    float32 and both matrices are stored by rows: the summed axis is the last one of the left matrix
+    and the first one of the right.
+    """
+    dtype = dtype or x.dtype
+
+    def direct(x, y):
+        return jnp.einsum(subscripts, x, y, preferred_element_type=dtype)
+
+    def by_rows(x, y):
+        left, right, out = re.split(",|->", subscripts)
+        (summed,) = set(left) - set(out)
+        batch = "".join(axis for axis in left if axis in right and axis in out)
+        columns = "".join(axis for axis in right if axis not in batch + summed)
+        x_axes, y_axes = left.replace(summed, "") + summed, batch + summed + columns
+        x = _store(jnp.einsum(f"{left}->{x_axes}", x))
+        y = _store(jnp.einsum(f"{right}->{y_axes}", y))
+        wide = jnp.einsum(f"{x_axes},{y_axes}->{out}", x, y, preferred_element_type=jnp.float32)
+        return wide.astype(dtype)
+
+    if x.dtype != jnp.bfloat16:
+        return direct(x, y)
+    return jax.lax.platform_dependent(x, y, cpu=by_rows, default=direct)
+
+
+def _store(x: Array) -> Array:
+    """Stores the axes of x in their order."""
+    return layout.with_layout_constraint(x, layout.Layout(tuple(range(x.ndim))))
+
+
+def _product_forward(subscripts, x, y, dtype):
+    return product(subscripts, x, y, dtype), (x, y)
+
+
+def _product_backward(subscripts, _, saved, d):
+    (x, y), (left, right, out) = saved, re.split(",|->", subscripts)
+    d = d.astype(x.dtype)
+    d_x = product(f"{out},{right}->{left}", d, y)
+    return d_x, product(f"{left},{out}->{right}", x, d, y.dtype)
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
 @jax.custom_vjp
 def linear(
     x: Float[Array, "R I"], kernel: Float[Array, "I O"], bias: Float[Array, " O"] | None
 ) -> Float[Array, "R O"]:
     """Returns x kernel + bias in the dtype of x, with the gradients of the functions below."""
-    y = x @ kernel
+    y = product("ri,io->ro", x, kernel)
     return y if bias is None else y + bias.astype(y.dtype)[None]
 
 
@@ -42,7 +96,8 @@ def _linear_forward(x, kernel, bias):
 def _linear_backward(saved, d_y):
     x, kernel, bias = saved
     d_bias = None if bias is None else bias_gradient(d_y, bias.dtype)
-    return d_y @ kernel.T, kernel_gradient(x, d_y, kernel.dtype), d_bias
+    d_x = product("ro,io->ri", d_y, kernel)
+    return d_x, kernel_gradient(x, d_y, kernel.dtype), d_bias
 
 
 linear.defvjp(_linear_forward, _linear_backward)
@@ -71,21 +126,23 @@ def kernel_gradient(
 
     x are the kernel's inputs, and d_y is the gradient of its outputs.
 
-    XLA's CPU compiler multiplies small matrices up to twice as fast if the narrower one is on the
-    left (docs/notes/performance.md).
+    XLA's CPU compiler multiplies small float32 matrices up to twice as fast if the narrower one is
+    on the left (docs/notes/performance.md).
     """
+    if x.dtype == jnp.bfloat16:
+        return product("ri,ro->io", x, d_y, dtype)
 
-    def product(left, right):
-        return jnp.einsum("ri,ro->io", left, right, preferred_element_type=dtype)
+    def direct(left, right):
+        return product("ri,ro->io", left, right, dtype)
 
     def narrower_left(x, d_y):
         (rows, inputs), outputs = x.shape, d_y.shape[1]
         if inputs <= outputs or outputs > MOST_COLUMNS or rows < LEAST_ROWS:
-            return product(x, d_y)
+            return direct(x, d_y)
         # Without the barrier, XLA makes the transposition a part of the product.
-        return jax.lax.optimization_barrier(product(d_y, x)).T
+        return jax.lax.optimization_barrier(direct(d_y, x)).T
 
-    return jax.lax.platform_dependent(x, d_y, cpu=narrower_left, default=product)
+    return jax.lax.platform_dependent(x, d_y, cpu=narrower_left, default=direct)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

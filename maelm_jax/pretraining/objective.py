@@ -111,7 +111,7 @@ def abstract_step(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> Abs
     """
     size, run = experiment.vocabulary.size, experiment.run
     objective = create(experiment, size, config.SpecialIds.of_size(size))
-    optimizer = optimizers.create(experiment.optimizer)
+    optimizer = optimizers.create(experiment.optimizer, experiment.model.dtype)
     state = step.state_shapes(objective.init, optimizer, mesh)
     rows = NamedSharding(mesh, sharding.BATCH)
     shape = (run.batch_size, experiment.corpus.sequence_length)

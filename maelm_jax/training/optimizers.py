@@ -9,6 +9,7 @@ compiled step serves every schedule.
 """
 
 import collections
+import functools
 import typing
 
 import jax
@@ -18,6 +19,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from maelm_jax import config
+from maelm_jax.model import ops
 from maelm_jax.training import sharding
 
 MUON_RMS = 0.2  # root mean square of Muon's update of a matrix, as AdamW's typically is
@@ -26,13 +28,16 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of Jordan (2024)
 NEWTON_SCHULZ_STEPS = 5
 
 
-def create(settings: config.Optimizer) -> optax.GradientTransformation:
+def create(
+    settings: config.Optimizer, dtype: jax.typing.DTypeLike = jnp.float32
+) -> optax.GradientTransformation:
     """Returns an optimiser: clipping by the global norm, then the rule of `Optimizer.kind`.
 
     Its updates are to be multiplied by the learning rate. Weight decay is decoupled from the
     gradient. Without `decay_norms_and_biases` it leaves out biases and scales.
 
-    Muon updates the matrices of the layers, AdamW all other parameters.
+    Muon updates the matrices of the layers, AdamW all other parameters. It multiplies matrices of
+    `dtype`, the type of the model's computation.
     """
     is_decayed = None if settings.decay_norms_and_biases else _is_decayed
     adamw = optax.chain(
@@ -45,7 +50,7 @@ def create(settings: config.Optimizer) -> optax.GradientTransformation:
             rule = adamw
         case "muon":
             muon = optax.chain(
-                optax.GradientTransformation(_init_muon, _update_muon),
+                optax.GradientTransformation(_init_muon, functools.partial(_update_muon, dtype)),
                 optax.add_decayed_weights(settings.weight_decay),
                 optax.scale(-settings.muon_learning_rate / settings.learning_rate),
             )
@@ -74,7 +79,9 @@ def _init_muon(kernels: dict) -> MuonState:
     return MuonState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, kernels))
 
 
-def _update_muon(kernels: dict, state: MuonState, _=None) -> tuple[dict, MuonState]:
+def _update_muon(
+    dtype: jax.typing.DTypeLike, kernels: dict, state: MuonState, _=None
+) -> tuple[dict, MuonState]:
     """Replaces the gradient of each matrix by the orthogonal matrix nearest to its momentum.
 
     Source: Jordan 2024, with Nesterov momentum; scaled as by Liu et al. 2025 (arXiv 2502.16982).
@@ -95,7 +102,8 @@ def _update_muon(kernels: dict, state: MuonState, _=None) -> tuple[dict, MuonSta
         groups[tuple(sorted(leaf.shape[1:]))].append(number)
     for shape, numbers in groups.items():
         matrices = [_as_wide(leaves[number]) for number in numbers]
-        orthogonal = _orthogonalise(jnp.concatenate(matrices)) * (MUON_RMS * max(shape) ** 0.5)
+        orthogonal = _orthogonalise(jnp.concatenate(matrices), dtype)
+        orthogonal = orthogonal * (MUON_RMS * max(shape) ** 0.5)
         ends = np.cumsum([len(matrix) for matrix in matrices])[:-1]
         for number, part in zip(numbers, jnp.split(orthogonal, ends), strict=True):
             is_wide = leaves[number].shape == part.shape
@@ -109,16 +117,26 @@ def _as_wide(matrices: Float[Array, "N _ _"]) -> Float[Array, "N _ _"]:
     return matrices if rows <= columns else matrices.swapaxes(1, 2)
 
 
-def _orthogonalise(x: Float[Array, "N _ _"]) -> Float[Array, "N _ _"]:
-    """Brings the singular values of each matrix near 1, by Newton-Schulz iterations."""
+def _orthogonalise(x: Float[Array, "N _ _"], dtype: jax.typing.DTypeLike) -> Float[Array, "N _ _"]:
+    """Brings the singular values of each matrix near 1, by Newton-Schulz iterations.
+
+    CPUs take one matrix after the other: XLA's CPU compiler multiplies batches more slowly.
+    """
     a, b, c = NEWTON_SCHULZ
 
     def iterate(_, x):
-        square = x @ x.swapaxes(1, 2)
-        return a * x + (b * square + c * square @ square) @ x
+        narrow = x.astype(dtype)
+        square = ops.product("rc,sc->rs", narrow, narrow, jnp.float32)
+        factor = square.astype(dtype)
+        factor = b * square + c * ops.product("rs,st->rt", factor, factor, jnp.float32)
+        return a * x + ops.product("rs,sc->rc", factor.astype(dtype), narrow, jnp.float32)
 
-    norms = jnp.linalg.norm(x, axis=(1, 2), keepdims=True)
-    return jax.lax.fori_loop(0, NEWTON_SCHULZ_STEPS, iterate, x / (norms + 1e-8))
+    def orthogonalise(x):
+        x = x / (jnp.linalg.norm(x) + 1e-8)
+        return jax.lax.fori_loop(0, NEWTON_SCHULZ_STEPS, iterate, x)
+
+    one_by_one = functools.partial(jax.lax.map, orthogonalise)
+    return jax.lax.platform_dependent(x, cpu=one_by_one, default=jax.vmap(orthogonalise))
 
 
 def learning_rates(

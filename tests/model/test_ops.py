@@ -29,6 +29,23 @@ def test_dropout():
     assert ops.dropout(x, 0.1, None) is x
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("subscripts", ["ri,io->ro", "ro,io->ri", "ri,ro->io", "bhts,bhsk->bhtk", "bhts,bhtk->bhsk"])
+def test_bfloat16_products_and_their_gradients_sum_in_float32(subscripts, platform, monkeypatch):
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, default, **by_platform: by_platform.get(platform, default)(*x))
+    sizes = dict(zip("riobhtsk", (300, 24, 40, 2, 3, 17, 300, 8), strict=True))
+    left, right, out = re.split(",|->", subscripts)
+    x, y, d = (
+        jax.random.normal(jax.random.key(number), [sizes[axis] for axis in axes]).astype(jnp.bfloat16)
+        for number, axes in enumerate((left, right, out))
+    )
+    found, backward = jax.vjp(lambda x, y: ops.product(subscripts, x, y), x, y)
+    exact, exact_backward = jax.vjp(lambda x, y: jnp.einsum(subscripts, x, y), *(part.astype(jnp.float32) for part in (x, y)))
+    for ours, theirs in zip((found, *backward(d)), (exact, *exact_backward(d.astype(jnp.float32))), strict=True):
+        assert ours.dtype == jnp.bfloat16
+        np.testing.assert_allclose(ours.astype(jnp.float32), theirs, rtol=ROUNDING, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "rows,inputs,outputs,transposed",
     [
