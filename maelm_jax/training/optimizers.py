@@ -36,7 +36,7 @@ def create(
     Its updates are to be multiplied by the learning rate. Weight decay is decoupled from the
     gradient. Without `decay_norms_and_biases` it leaves out biases and scales.
 
-    Muon updates the matrices of the layers, AdamW all other parameters. It multiplies matrices of
+    Muon updates the matrices of the layers, AdamW all other parameters. The products of Muon are of
     `dtype`, the type of the model's computation.
     """
     is_decayed = None if settings.decay_norms_and_biases else _is_decayed

@@ -110,11 +110,12 @@ def test_muon_updates_every_matrix_of_the_layers_and_nothing_else():
     assert by_muon | by_adam == flat(params).keys() and not by_muon & by_adam
 
 
-def test_muon_s_update_of_each_layer_is_nearly_orthogonal_and_its_state_is_restored(tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_muon_s_update_of_each_layer_is_nearly_orthogonal_and_its_state_is_restored(dtype, tmp_path):
     keys = jax.random.split(jax.random.key(0), 4)
     kernel = jax.random.normal(keys[0], (2, 8, 16)) * jnp.asarray([1.0, 100.0])[:, None, None]
     params = {"encoder": {"blocks": {"attention": {"query": {"kernel": kernel}}}, "norm": {"scale": jnp.ones(8)}}}
-    updates = optimizers.create(MUON)
+    updates = optimizers.create(MUON, dtype)
     change, opt_state = updates.update(params, updates.init(params), params)
     matrices = np.asarray(change["encoder"]["blocks"]["attention"]["query"]["kernel"])
     for matrix in matrices:
