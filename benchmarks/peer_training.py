@@ -22,7 +22,7 @@ bert_recipe  BertForMaskedLM with the mask rate (40%, always [MASK]), the optimi
 All: no dropout, because most rows are read once or twice; gradients clipped to a global norm of 1
 (2 in the recipe); scaled_dot_product_attention (MPNet has none); one thread; fused AdamW;
 torch.compile where a C++ compiler is installed (6 to 10% faster steps). The stock BertForMaskedLM
-and MPNetForMaskedLM compute the logits at every position.
+and MPNetForMaskedLM compute the logits at every position. On a GPU, autocast computes in bfloat16.
 
 Writes metrics.jsonl (a line every --log_every steps), checkpoints/<step>/ (stock folders with
 tokenizer.json) and, at the end, peer.json: what was trained, and PyTorch's own loss on the first
@@ -38,13 +38,14 @@ import shutil
 # Before torch is imported: one thread, no pool of compiling processes, and no programs of earlier
 # runs, because compilation counts.
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
 import numpy as np
 import torch
 import transformers
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CHECKED_ROWS = 256  # held-out rows that PyTorch computes the loss of
 DECAY_SHARE = 0.1  # of the steps, in which the trapezoidal and the wsd rate fall
 # Of recipes/efficient.gin: Muon's learning rate is twice AdamW's.
@@ -57,7 +58,7 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     rows = Rows(args.inputs, args.seed, args.batch_size)
-    model = make_model(args, rows.special, rows.ids.shape[1])
+    model = make_model(args, rows.special, rows.ids.shape[1]).to(DEVICE)
     model.train()
     compiled = torch.compile(model) if shutil.which("g++") else model
     optimizers = make_optimizers(args, model)
@@ -67,7 +68,8 @@ def main():
         batch = rows.batch(step)
         inputs, labels = mask_tokens(batch, args.arm, rows.special)
         attention_mask = (batch != rows.special["pad"]).long()
-        loss = compiled(input_ids=inputs, attention_mask=attention_mask, labels=labels).loss
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+            loss = compiled(input_ids=inputs, attention_mask=attention_mask, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0 if is_recipe(args) else 1.0)
         factor = rate_factor(args.arm, step, args.steps, args.warmup)
@@ -107,7 +109,7 @@ class Rows:
         """Returns the rows of a step, int64 [batch_size, length]."""
         first = step * self.batch_size
         chosen = np.take(self.order, range(first, first + self.batch_size), mode="wrap")
-        return torch.from_numpy(self.ids[chosen].astype(np.int64))
+        return torch.from_numpy(self.ids[chosen].astype(np.int64)).to(DEVICE)
 
 
 def make_model(args: argparse.Namespace, special: dict, length: int) -> torch.nn.Module:
@@ -155,12 +157,13 @@ def mask_tokens(ids: torch.Tensor, arm: str, special: dict) -> tuple[torch.Tenso
         special: Ids of special tokens, which are never selected.
     """
     rate = {"modernbert": 0.30, "bert_recipe": 0.40}.get(arm, 0.15)
-    never = torch.tensor([special[name] for name in ("bos", "pad", "eos", "unk", "mask")])
-    selected = (torch.rand(ids.shape) < rate) & ~torch.isin(ids, never)
+    names = ("bos", "pad", "eos", "unk", "mask")
+    never = torch.tensor([special[name] for name in names], device=DEVICE)
+    selected = (torch.rand(ids.shape, device=DEVICE) < rate) & ~torch.isin(ids, never)
     labels = torch.where(selected, ids, -100)
     inputs = torch.where(selected, special["mask"], ids)
     if arm != "bert_recipe":
-        kind = torch.rand(ids.shape)
+        kind = torch.rand(ids.shape, device=DEVICE)
         inputs = torch.where(
             selected & (kind < 0.2), torch.randint_like(ids, special["size"]), inputs
         )
@@ -228,8 +231,8 @@ def save(model: torch.nn.Module, args: argparse.Namespace, step: int):
 def heldout_loss(model: torch.nn.Module, inputs: pathlib.Path, special: dict) -> float:
     """Returns PyTorch's loss in nats at the masked tokens of the first held-out rows."""
     with np.load(inputs / "heldout.npz") as heldout:
-        ids = torch.from_numpy(heldout["ids"][:CHECKED_ROWS].astype(np.int64))
-        masked = torch.from_numpy(heldout["masked"][:CHECKED_ROWS])
+        ids = torch.from_numpy(heldout["ids"][:CHECKED_ROWS].astype(np.int64)).to(DEVICE)
+        masked = torch.from_numpy(heldout["masked"][:CHECKED_ROWS]).to(DEVICE)
     model.eval()
     total = 0.0
     with torch.no_grad():

@@ -3,16 +3,17 @@
     python benchmarks/peers_table.py --output=runs/peers
 
 Writes peers.md and, for each size, peers-SIZE.png into --output, and prints the table. Values are
-means over seeds; +- is half of their range. With one seed, the interval of BLiMP is over pairs.
+means over seeds; +- is half of their range. With one seed, the interval of BLiMP is over pairs. The
+seconds of peers_on_gpu.py are those of a GPU, without the start.
 
 steps          of the rows in `batch`
-ms a step      CPU time, of the fastest turn on a quiet core
+ms a step      CPU time, of the fastest turn on a quiet core (or GPU time)
 startup        CPU seconds of imports, compilation and all else before the first step
 CPU s          that the whole run took; more than the budget if other work shared the machine
 loss           nats of a masked token, at 15% of the held-out text
 bits a char.   loss / ln 2 / characters of a token: the same loss without the vocabulary's share
-BERT's loss    CPU seconds until the curve of the arm crosses the final loss of `bert`, and their
-               share of the budget of `bert`
+BERT's loss    seconds until the curve of the arm crosses the final loss of `bert`, and their share
+               of the time of `bert`
 BLiMP          % of minimal pairs, mean over paradigms
 SST-2 ...      linear probes: accuracy in %; of CoLA 100 x Matthews correlation
 """
@@ -68,7 +69,8 @@ def main():
     )
     flags.add_argument("--output", type=pathlib.Path, required=True, help="that of against_peers")
     folder = flags.parse_args().output
-    runs = [json.loads(file.read_text()) for file in sorted(folder.glob("*-s[0-9]*.json"))]
+    files = sorted(folder.glob("*-s[0-9]*.json"))
+    runs = [{"gpu": None} | json.loads(file.read_text()) for file in files]
     if not runs:
         sys.exit(f"{folder}: no finished run there")
     check_same_loss(runs)
@@ -104,7 +106,8 @@ def row_of(arm: str, runs: list[dict]) -> list[str]:
     seconds = [value for run in own if (value := seconds_to_peer(run, runs))]
     reached = "not reached"
     if len(seconds) == len(own):
-        reached = f"{mean_of(seconds, '.0f')} ({np.mean(seconds) / first['budget_seconds']:.0%})"
+        whole = runs_of("bert", runs)[0]["curve"][-1]["seconds"]
+        reached = f"{mean_of(seconds, '.0f')} ({np.mean(seconds) / whole:.0%})"
     blimp = [100 * run["blimp"]["accuracy"] for run in own if run["blimp"]]
     cells = mean_of(blimp, ".1f")
     if len(blimp) == 1:
@@ -117,9 +120,9 @@ def row_of(arm: str, runs: list[dict]) -> list[str]:
         rate,
         f"{first['steps']:,}",
         f"{first['curve'][-1]['tokens'] / 1e6:.1f}",
-        f"{1000 * first['step_seconds']:.0f}",
-        f"{first['startup_seconds']:.0f}",
-        mean_of([run["cpu_seconds"] for run in own], ".0f"),
+        f"{1000 * first['step_seconds']:.{1 if first['gpu'] else 0}f}",
+        "-" if first["gpu"] else f"{first['startup_seconds']:.0f}",
+        mean_of([run["cpu_seconds"] for run in own if not run["gpu"]], ".0f"),
         mean_of([run["curve"][-1]["loss"] for run in own], ".3f"),
         mean_of([run["curve"][-1]["bits_per_character"] for run in own], ".3f"),
         reached,
@@ -152,7 +155,7 @@ def probe_of(task: str, runs: list[dict]) -> str:
 
 
 def seconds_to_peer(run: dict, runs: list[dict]) -> float | None:
-    """Returns the CPU seconds until a run has the final loss of `bert` with its seed.
+    """Returns the seconds until a run has the final loss of `bert` with its seed.
 
     Between checkpoints the loss is taken as linear. None: it does not get there, or there is no
     such run.
@@ -171,26 +174,29 @@ def seconds_to_peer(run: dict, runs: list[dict]) -> float | None:
 
 
 def draw(runs: list[dict], file: pathlib.Path):
-    """Draws the held-out loss over CPU time and over tokens, a line for each run."""
+    """Draws the held-out loss over time and over tokens, a line for each run."""
+    gpu = runs[0]["gpu"]
+    time, unit = ("GPU time", 1) if gpu else ("CPU time of one core", 60)
+    included = "seconds, without the start" if gpu else "minutes, imports and compilation included"
     pyplot = plotting.pyplot()
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.8), sharey=True, layout="constrained")
     for arm, style in zip(TITLES, plotting.line_styles(), strict=False):
         for number, run in enumerate(runs_of(arm, runs)):
             label = TITLES[arm] if number == 0 else None
             losses = [point["loss"] for point in run["curve"]]
-            minutes = [point["seconds"] / 60 for point in run["curve"]]
+            times = [point["seconds"] / unit for point in run["curve"]]
             tokens = [point["tokens"] / 1e6 for point in run["curve"]]
-            panels[0].plot(minutes, losses, label=label, **style)
+            panels[0].plot(times, losses, label=label, **style)
             panels[1].plot(tokens, losses, **style)
     panels[0].set(
-        xlabel="CPU time of one core (minutes, imports and compilation included)",
+        xlabel=f"{time} ({included})",
         ylabel="held-out loss (nats a masked token, 15% masked)",
     )
     panels[1].set(xlabel="tokens read (millions)")
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     for panel in panels:
         panel.grid(alpha=0.3)
-    figure.suptitle(f"Which encoder of {runs[0]['size']} learns most from the same CPU time?")
+    figure.suptitle(f"Which encoder of {runs[0]['size']} learns most from the same {time}?")
     figure.savefig(file, dpi=150)
 
 
