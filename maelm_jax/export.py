@@ -13,6 +13,9 @@ does not. --format=reference writes model.pt in the checkpoint layout of the pub
 Writing needs neither PyTorch nor an accelerator. If PyTorch is installed, the command reads the
 folder back and compares it with JAX on real text. If the two differ, it writes no folder and fails.
 --no-verify skips the comparison.
+
+--dtype=bfloat16 rounds the weights to bfloat16 and halves the files. Both libraries still compute
+in float32 by default.
 """
 
 import argparse
@@ -38,9 +41,13 @@ def main(argv: list[str]) -> int:
     found = source.find_encoder(args.workdir, args.step)
     loaded = encoder.Encoder.read(found)
     export.check_format(args.format, loaded, args.workdir)
+    if args.dtype == "bfloat16":
+        if args.format == "reference":
+            raise config.ConfigError("--dtype=bfloat16: model.pt of --format=reference is float32")
+        loaded = loaded.round_weights()
     verification = _why_unverified(args.verify, args.format)
     with export.write_atomically(args.output) as folder:
-        written = export.write(args.format, folder, loaded)
+        written = export.write(args.format, folder, loaded, args.dtype)
         verification = verification or verify.verify(args.format, folder, loaded)
         has_tokenizer_json = (folder / "tokenizer.json").is_file()
         name = pathlib.Path(args.output).absolute().name
@@ -64,6 +71,8 @@ def _flags() -> argparse.ArgumentParser:
     flags = cli.parser(__doc__, reads_settings=False)
     flags.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     flags.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default huggingface")
+    dtypes = ("float32", "bfloat16")
+    flags.add_argument("--dtype", choices=dtypes, default=dtypes[0], help="of the stored weights")
     cli.add_step_flag(flags)
     flags.add_argument(
         "--verify",

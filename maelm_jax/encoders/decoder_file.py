@@ -31,7 +31,7 @@ class DecoderSettings(typing.NamedTuple):
     renumber: bool
 
 
-def write(folder: pathlib.Path, encoder: "Encoder"):
+def write(folder: pathlib.Path, encoder: "Encoder", dtype: str):
     """Writes FILE if the encoder has a decoder.
 
     The tensors have the names and shapes that they have here, without padding of the vocabulary.
@@ -43,7 +43,7 @@ def write(folder: pathlib.Path, encoder: "Encoder"):
     model = {name: getattr(encoder.model, name) for name in fields}
     settings = DecoderSettings(model, encoder.mask_fraction, encoder.renumber)
     content = json.dumps(settings._asdict())
-    weight_files.write_safetensors(folder / FILE, tensors, settings=content)
+    weight_files.write_safetensors(folder / FILE, tensors, dtype, settings=content)
 
 
 def read_settings(folder: pathlib.Path) -> DecoderSettings | None:

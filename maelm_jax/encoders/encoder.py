@@ -89,6 +89,16 @@ class Encoder:
             found.renumber,
         )
 
+    def round_weights(self) -> "Encoder":
+        """Returns the encoder with its weights rounded to bfloat16, in float32 arrays."""
+        import ml_dtypes
+
+        params = {
+            path: value.astype(ml_dtypes.bfloat16).astype(np.float32)
+            for path, value in self.params.items()
+        }
+        return dataclasses.replace(self, params=params)
+
     def save_pretrained(self, folder: str | os.PathLike):
         """Writes a new folder for stock transformers and sentence-transformers.
 

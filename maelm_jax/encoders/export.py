@@ -55,8 +55,8 @@ def check_format(format: str, encoder: "Encoder", path: str):
         )
 
 
-def write(format: str, folder: pathlib.Path, encoder: "Encoder") -> Written:
-    """Writes every file of the export except the model card."""
+def write(format: str, folder: pathlib.Path, encoder: "Encoder", dtype: str = "float32") -> Written:
+    """Writes every file of the export except the model card. `dtype` is that of .safetensors."""
     if format == "reference":
         encoder.vocabulary.save(folder)
         size = encoder.vocabulary.size
@@ -71,12 +71,12 @@ def write(format: str, folder: pathlib.Path, encoder: "Encoder") -> Written:
     for name, content in encoder.module_files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    written = _write_stock_model(folder, encoder)
-    decoder_file.write(folder, encoder)
+    written = _write_stock_model(folder, encoder, dtype)
+    decoder_file.write(folder, encoder, dtype)
     return written
 
 
-def _write_stock_model(folder: pathlib.Path, encoder: "Encoder") -> Written:
+def _write_stock_model(folder: pathlib.Path, encoder: "Encoder", dtype: str) -> Written:
     """Writes config.json and model.safetensors of the stock class.
 
     The class has the head of a fine-tuned run, the language-model head of an MLM run, or no head.
@@ -106,7 +106,7 @@ def _write_stock_model(folder: pathlib.Path, encoder: "Encoder") -> Written:
     (folder / "config.json").write_text(
         json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )
-    weight_files.write_safetensors(folder / weight_files.WEIGHTS, tensors)
+    weight_files.write_safetensors(folder / weight_files.WEIGHTS, tensors, dtype)
     return Written(family.class_name + ending, sum(value.size for value in tensors.values()))
 
 

@@ -286,7 +286,8 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
         if not class_name.endswith(("Model", "ForMaskedLM", "BertForPreTraining")):
             print(f"{folder}: the head of {class_name} is ignored")
         if decoder:
-            params |= weight_files.read_safetensors(folder / decoder_file.FILE)
+            tensors = weight_files.read_safetensors(folder / decoder_file.FILE)
+            params |= {path: value.astype(np.float32) for path, value in tensors.items()}
         return params
 
     return EncoderSource(

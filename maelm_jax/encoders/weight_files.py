@@ -71,11 +71,18 @@ def read_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray]:
         return safetensors.numpy.load_file(path)
 
 
-def write_safetensors(path: str | os.PathLike, tensors: Tensors, **metadata: str):
-    """Writes a .safetensors file of float32 tensors. Its metadata are `format="pt"` by default."""
+def write_safetensors(
+    path: str | os.PathLike, tensors: Tensors, dtype: str = "float32", **metadata: str
+):
+    """Writes tensors as a .safetensors file of `dtype`. Its metadata are by default `format="pt"`.
+
+    `dtype` is "float32" or "bfloat16".
+    """
+    import ml_dtypes
     import safetensors.numpy
 
-    contiguous = {name: np.ascontiguousarray(value, "<f4") for name, value in tensors.items()}
+    stored = {"float32": np.dtype("<f4"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}[dtype]
+    contiguous = {name: np.ascontiguousarray(value, stored) for name, value in tensors.items()}
     safetensors.numpy.save_file(contiguous, path, metadata or {"format": "pt"})
 
 

@@ -340,6 +340,18 @@ def test_a_full_disk_leaves_nothing_and_names_the_folder(workdirs, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+def test_bfloat16_halves_the_files_and_only_rounds(workdirs, tmp_path):
+    for dtype in ("float32", "bfloat16"):
+        argv = [f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / dtype}", f"--dtype={dtype}", "--no-verify"]
+        assert export.main(argv) == 0
+    whole, rounded = (maelm_jax.load_encoder(tmp_path / dtype).params for dtype in ("float32", "bfloat16"))
+    for path, value in whole.items():
+        assert rounded[path].dtype == np.float32 and np.allclose(rounded[path], value, rtol=2**-8, atol=0), path
+    for name in ("model.safetensors", "decoder.safetensors"):
+        sizes = [(tmp_path / dtype / name).stat().st_size for dtype in ("float32", "bfloat16")]
+        assert sizes[1] < 0.6 * sizes[0]
+
+
 def test_the_encoder_of_the_repository_has_learned_something():
     loaded = maelm_jax.load_encoder(ROOT / "pretrained")
     texts = ["The film was wonderful.", "A great movie, I loved it.", "The river runs through the valley."]
