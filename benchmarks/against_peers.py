@@ -131,6 +131,8 @@ class Plan(typing.NamedTuple):
     steps: int
     save_every: int
     folder: pathlib.Path
+    log_every: int = LOG_EVERY
+    flags: tuple[str, ...] = ()  # of maelm_jax.train, beside those of the arm
 
 
 class Point(typing.NamedTuple):
@@ -373,7 +375,7 @@ def training_command(args: argparse.Namespace, plan: Plan) -> list[str]:
             *(f"--{name}={value}" for name, value in plan.choice._asdict().items()),
             f"--steps={plan.steps}",
             f"--warmup={warmup}",
-            f"--log_every={LOG_EVERY}",
+            f"--log_every={plan.log_every}",
             f"--save_every={plan.save_every}",
         ]
     settings = corpus_settings(args) | {
@@ -382,7 +384,7 @@ def training_command(args: argparse.Namespace, plan: Plan) -> list[str]:
         "SEED": plan.seed,
         "Model.dropout": 0.0,  # as the peers have; no config here has attention dropout
         "Optimizer.warmup_steps": warmup,
-        "Run.log_every": LOG_EVERY,
+        "Run.log_every": plan.log_every,
         "Run.rank_every": 0,
         "Run.eval_every": 10**8,
         "Run.eval_rows": OUR_BATCH_SIZE,
@@ -396,6 +398,7 @@ def training_command(args: argparse.Namespace, plan: Plan) -> list[str]:
         "--gin_file=recipes/efficient.gin",
         *(flag.format(feed_forward=8 * int(width) // 3 // 8 * 8) for flag in ARMS[plan.arm].flags),
         *(f"--gin.{name}={value}" for name, value in settings.items()),
+        *plan.flags,
         f"--workdir={plan.folder.resolve()}",
     ]
 
@@ -461,42 +464,46 @@ def train_and_score(args: argparse.Namespace, arm: str, seed: int, core: int):
         points = measure(args, plan, core)
         write_json(measured, {"points": [points[0], *points[20::20], points[-1]]})
     scores = score(args, folder, core)
+    points = json.loads(measured.read_text())["points"]
+    content = describe(args, plan, cost, scores) | {
+        "budget_seconds": args.minutes * 60,
+        "cpu_seconds": points[-1][1],
+        "measured": points,
+    }
+    write_json(record, content)
+    for step in (folder / "checkpoints").iterdir():
+        if step.name != str(steps):
+            shutil.rmtree(step)
+    print(f"{time.strftime('%H:%M')} {name}: loss {content['curve'][-1]['loss']:.3f}", flush=True)
+
+
+def describe(args: argparse.Namespace, plan: Plan, cost: Cost, scores: dict) -> dict:
+    """Returns the JSON of a run. `scores` are those of `score`; its losses become a curve."""
     inputs = json.loads((args.output / "inputs" / "special.json").read_text())
+    peer = plan.folder / "peer.json"
     curve = [
         {
             "step": int(step),
-            "tokens": int(step) * choice.batch_size * inputs["tokens_per_row"],
+            "tokens": int(step) * plan.choice.batch_size * inputs["tokens_per_row"],
             "seconds": cost.startup_seconds + int(step) * cost.step_seconds,
             "loss": loss,
             "bits_per_character": loss / math.log(2) / inputs["characters_per_token"],
         }
-        for step, loss in scores.pop("losses").items()
+        for step, loss in scores["losses"].items()
     ]
-    points = json.loads(measured.read_text())["points"]
-    peer = folder / "peer.json"
-    write_json(
-        record,
-        {
-            "arm": arm,
-            "size": args.size,
-            "seed": seed,
-            **choice._asdict(),
-            "steps": steps,
-            "budget_seconds": args.minutes * 60,
-            **cost._asdict(),
-            "cpu_seconds": points[-1][1],
-            "measured": points,
-            "curve": curve,
-            **scores,
-            "peer": json.loads(peer.read_text()) if peer.exists() else None,
-            "command": [part.replace(f"{ROOT}/", "") for part in training_command(args, plan)],
-            "machine": machine(),
-        },
-    )
-    for step in (folder / "checkpoints").iterdir():
-        if step.name != str(steps):
-            shutil.rmtree(step)
-    print(f"{time.strftime('%H:%M')} {name}: loss {curve[-1]['loss']:.3f}", flush=True)
+    return {
+        "arm": plan.arm,
+        "size": plan.size,
+        "seed": plan.seed,
+        **plan.choice._asdict(),
+        "steps": plan.steps,
+        **cost._asdict(),
+        "curve": curve,
+        **{name: value for name, value in scores.items() if name != "losses"},
+        "peer": json.loads(peer.read_text()) if peer.exists() else None,
+        "command": [part.replace(f"{ROOT}/", "") for part in training_command(args, plan)],
+        "machine": machine(),
+    }
 
 
 def score(args: argparse.Namespace, folder: pathlib.Path, core: int) -> dict:

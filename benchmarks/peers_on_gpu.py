@@ -10,12 +10,12 @@ products are in bfloat16. Short runs choose the learning rates of the PyTorch ar
 arm gets the GPU alone for some seconds: that is what a step takes. Then every arm trains as many
 steps as fit into --minutes of the GPU for all of them together. They share the GPU then, so their
 own times do not count. Nor does the start (imports, compilation). The CPU computes the scores.
+--arms, --seeds and --cores are not used.
 """
 
 import argparse
 import concurrent.futures
 import json
-import math
 import os
 import pathlib
 import signal
@@ -43,7 +43,7 @@ class Run(typing.NamedTuple):
 
     @property
     def metrics(self) -> pathlib.Path:
-        """The file that gets a line every `peers.LOG_EVERY` steps."""
+        """The file that gets a line every LOG_EVERY steps."""
         return self.plan.folder / "metrics.jsonl"
 
     def wait(self):
@@ -55,7 +55,6 @@ class Run(typing.NamedTuple):
 def main():
     """Chooses learning rates, times a step of every arm, trains and scores."""
     args = peers.parse_flags()
-    peers.LOG_EVERY = LOG_EVERY
     peers.write_inputs(args)
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the arms share the GPU
     tries = [(arm, rate) for arm in ARMS for rate in RATES.get(arm, (None,))]
@@ -88,16 +87,12 @@ def start(args: argparse.Namespace, arm: str, rate: float | None, steps: int) ->
     choice = peers.Choice(ROWS, rate, peers.INITIALIZER_RANGES[0] if rate else None)
     folder = args.output / "runs" / f"{args.size}-{arm}-{rate}-{steps}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    plan = peers.Plan(arm, args.size, 0, choice, steps, steps // peers.CHECKPOINTS, folder)
-    command = [sys.executable, *command_of(args, plan)]
+    save_every = steps // peers.CHECKPOINTS
+    flags = ("--gin.Model.dtype=bfloat16",)
+    plan = peers.Plan(arm, args.size, 0, choice, steps, save_every, folder, LOG_EVERY, flags)
+    command = [sys.executable, *peers.training_command(args, plan)]
     with folder.with_name(f"{folder.name}.log").open("w") as log:
         return Run(plan, subprocess.Popen(command, stdout=log, stderr=log, cwd=peers.ROOT))
-
-
-def command_of(args: argparse.Namespace, plan: peers.Plan) -> list[str]:
-    """Returns the arguments of Python that train a run."""
-    command = peers.training_command(args, plan)
-    return command if peers.ARMS[plan.arm].is_peer else [*command, "--gin.Model.dtype=bfloat16"]
 
 
 def take_turns(runs: list[Run]) -> list[float]:
@@ -137,34 +132,11 @@ def final_loss(run: Run) -> float:
 
 def score(args: argparse.Namespace, run: Run, step_seconds: float, cores: np.ndarray):
     """Scores a finished run and writes its JSON."""
-    plan, inputs = run.plan, json.loads((args.output / "inputs" / "special.json").read_text())
+    plan = run.plan
     scores = peers.score(args, plan.folder, ",".join(map(str, cores)))
-    curve = [
-        {
-            "step": int(step),
-            "tokens": int(step) * ROWS * inputs["tokens_per_row"],
-            "seconds": int(step) * step_seconds,
-            "loss": loss,
-            "bits_per_character": loss / math.log(2) / inputs["characters_per_token"],
-        }
-        for step, loss in scores.pop("losses").items()
-    ]
-    peer = plan.folder / "peer.json"
-    content = {
-        "arm": plan.arm,
-        "size": plan.size,
-        "seed": plan.seed,
-        **plan.choice._asdict(),
-        "steps": plan.steps,
-        "step_seconds": step_seconds,
-        "gpu": gpu_name(),
-        "curve": curve,
-        **scores,
-        "peer": json.loads(peer.read_text()) if peer.exists() else None,
-        "command": [part.replace(f"{peers.ROOT}/", "") for part in command_of(args, plan)],
-        "machine": peers.machine(),
-    }
-    peers.write_json(args.output / f"{plan.size}-{plan.arm}-s{plan.seed}.json", content)
+    content = peers.describe(args, plan, peers.Cost(0.0, step_seconds), scores)
+    file = args.output / f"{plan.size}-{plan.arm}-s{plan.seed}.json"
+    peers.write_json(file, content | {"gpu": gpu_name()})
 
 
 def gpu_name() -> str:

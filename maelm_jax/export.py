@@ -14,8 +14,8 @@ Writing needs neither PyTorch nor an accelerator. If PyTorch is installed, the c
 folder back and compares it with JAX on real text. If the two differ, it writes no folder and fails.
 --no-verify skips the comparison.
 
---dtype=bfloat16 rounds the weights to bfloat16 and halves the files. Both libraries still compute
-in float32 by default.
+--dtype=bfloat16 rounds the weights to bfloat16, and halves .safetensors files. Both libraries still
+compute in float32 by default.
 """
 
 import argparse
@@ -42,9 +42,7 @@ def main(argv: list[str]) -> int:
     loaded = encoder.Encoder.read(found)
     export.check_format(args.format, loaded, args.workdir)
     if args.dtype == "bfloat16":
-        if args.format == "reference":
-            raise config.ConfigError("--dtype=bfloat16: model.pt of --format=reference is float32")
-        loaded = loaded.round_weights()
+        loaded = loaded.round_weights()  # what is compared with the folder
     verification = _why_unverified(args.verify, args.format)
     with export.write_atomically(args.output) as folder:
         written = export.write(args.format, folder, loaded, args.dtype)
@@ -72,7 +70,9 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     flags.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default huggingface")
     dtypes = ("float32", "bfloat16")
-    flags.add_argument("--dtype", choices=dtypes, default=dtypes[0], help="of the stored weights")
+    flags.add_argument(
+        "--dtype", choices=dtypes, default=dtypes[0], help="of the weights in .safetensors files"
+    )
     cli.add_step_flag(flags)
     flags.add_argument(
         "--verify",

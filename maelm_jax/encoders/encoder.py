@@ -91,12 +91,9 @@ class Encoder:
 
     def round_weights(self) -> "Encoder":
         """Returns the encoder with its weights rounded to bfloat16, in float32 arrays."""
-        import ml_dtypes
+        import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
 
-        params = {
-            path: value.astype(ml_dtypes.bfloat16).astype(np.float32)
-            for path, value in self.params.items()
-        }
+        params = {path: x.astype("bfloat16").astype(np.float32) for path, x in self.params.items()}
         return dataclasses.replace(self, params=params)
 
     def save_pretrained(self, folder: str | os.PathLike):

@@ -74,15 +74,14 @@ def read_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray]:
 def write_safetensors(
     path: str | os.PathLike, tensors: Tensors, dtype: str = "float32", **metadata: str
 ):
-    """Writes tensors as a .safetensors file of `dtype`. Its metadata are by default `format="pt"`.
+    """Writes tensors as a .safetensors file of `dtype` ("float32" or "bfloat16").
 
-    `dtype` is "float32" or "bfloat16".
+    Its metadata are `format="pt"` by default.
     """
-    import ml_dtypes
+    import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
     import safetensors.numpy
 
-    stored = {"float32": np.dtype("<f4"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}[dtype]
-    contiguous = {name: np.ascontiguousarray(value, stored) for name, value in tensors.items()}
+    contiguous = {name: np.ascontiguousarray(value, dtype) for name, value in tensors.items()}
     safetensors.numpy.save_file(contiguous, path, metadata or {"format": "pt"})
 
 

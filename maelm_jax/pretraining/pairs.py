@@ -23,9 +23,8 @@ from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import model_inputs
 
 TOKENS = 4096  # of a batch, with padding
-# Lengths of batches are multiples of it. On CPU padding is slow, on accelerators compiling is.
-LENGTH_STEP = {"cpu": 4}
-ACCELERATOR_LENGTH_STEP = 16
+LENGTH_STEP = 4  # lengths of batches are multiples of it: little padding, few programs to compile
+ACCELERATOR_LENGTH_STEP = 16  # a GPU takes minutes to compile and seconds to compute
 TWO_SIDED_95 = 1.96  # standard errors on each side of a mean
 # In one program: the logits are large.
 _cross_entropy = jax.jit(optax.softmax_cross_entropy_with_integer_labels)
@@ -183,7 +182,7 @@ def log_likelihoods(encoder: Encoder, sentences: list[str], name: str = "pairs")
             )
     distinct = sorted(set(rows), key=len)
     by_length: dict[int, list[tuple[int, ...]]] = {}
-    multiple = LENGTH_STEP.get(jax.default_backend(), ACCELERATOR_LENGTH_STEP)
+    multiple = LENGTH_STEP if jax.default_backend() == "cpu" else ACCELERATOR_LENGTH_STEP
     for row in distinct:
         length = min(-(-len(row) // multiple) * multiple, encoder.length)
         by_length.setdefault(length, []).append(row)

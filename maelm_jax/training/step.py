@@ -30,8 +30,8 @@ class State(typing.NamedTuple):
 
 
 # On CPU, the program that makes a fresh state runs once: compiling it takes longer than running it.
-COMPILED_QUICKLY: dict[str, int | bool] = {"xla_backend_optimization_level": 0}
-if jax.__version_info__ < (0, 11):  # later versions have no other emitters
+COMPILED_QUICKLY = {"xla_backend_optimization_level": 0}
+if jax.__version_info__ < (0, 11):  # the compiler of jax 0.11.2 has no such option
     COMPILED_QUICKLY["xla_cpu_use_fusion_emitters"] = False
 
 

@@ -358,6 +358,6 @@ def test_the_encoder_of_the_repository_has_learned_something():
     film, movie, river = loaded.encode(texts, pooling="mean", normalize=True)
     assert film @ movie > film @ river + 0.05
     [[candidates]] = loaded.fill_mask(["She was [MASK] in 1925."])
-    assert candidates[0].token == "born" and candidates[0].probability > 0.3
+    assert candidates[0].token == "born" and candidates[0].probability > 0.5
     [state] = loaded.encode(["Representations that were never trained on [MASK] have nothing to forget."], pooling="first")
     assert np.allclose(state[:4], [1.0393, 0.3664, 0.3709, -0.0590], atol=1e-4), "as PyTorch computed them when it was exported"
