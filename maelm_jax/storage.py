@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import multiprocessing
 import os
 import pathlib
 import time
@@ -120,6 +121,8 @@ def locked(path: str | os.PathLike, what: str) -> typing.Iterator[None]:
     with open(path, "wb") as file:
         if not try_lock(file):
             log.warning("another process %s; waiting for it", what)
+            if multiprocessing.current_process().name != "MainProcess":  # or both wait forever
+                log.warning('a script must do this under `if __name__ == "__main__":`')
             while not try_lock(file):
                 time.sleep(LOCK_POLL_SECONDS)
         yield

@@ -12,7 +12,7 @@ import pytest
 from testing import ROOT
 
 from maelm_jax import cli, config, finetune, gin_files, storage
-from maelm_jax.finetuning import tables
+from maelm_jax.finetuning import labelled_data
 
 CODE = "import os, sys; from maelm_jax import cli; cli.run(lambda argv: print(os.environ.get('GLIBC_TUNABLES'), os.getpid(), *argv), trains=True)"
 
@@ -74,5 +74,5 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     args, _ = cli.arguments(finetune._flags(), ["--predict=~/new.tsv", "--submission=~/glue.zip"])
     assert (args.predict, args.submission) == (f"{tmp_path}/new.tsv", f"{tmp_path}/glue.zip")
     (tmp_path / "train.tsv").touch()
-    assert tables.existing_file("Finetune.train_file", "~/train.tsv") == tmp_path / "train.tsv"
+    assert labelled_data.existing_file("Finetune.train_file", "~/train.tsv") == tmp_path / "train.tsv"
     assert storage.local_path("~/rows") == tmp_path / "rows" and storage.file_system("~/rows")[1] == f"{tmp_path}/rows"

@@ -8,7 +8,7 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.finetuning import tables
+from maelm_jax.finetuning import labelled_data
 from maelm_jax.finetuning.task import Splits
 
 OWN = "own"
@@ -107,9 +107,9 @@ def completed(settings: config.Finetune) -> config.Finetune:
         ConfigError: There is no training file, or no column of text, or the labels are not clear.
     """
     custom = settings.custom
-    path = tables.existing_file("Finetune.train_file", settings.train_file)
+    path = labelled_data.existing_file("Finetune.train_file", settings.train_file)
     if not custom.columns:
-        header = tables.columns_of(path)
+        header = labelled_data.columns_of(path)
         usual = [columns for columns in USUAL_COLUMNS if set(columns) <= set(header)]
         if not usual:
             raise config.ConfigError(
@@ -118,7 +118,7 @@ def completed(settings: config.Finetune) -> config.Finetune:
             )
         custom = dataclasses.replace(custom, columns=usual[0])
     if not custom.labels and not custom.score_range:
-        rows = tables.read(path, (*custom.columns, custom.label), exact=True)
+        rows = labelled_data.read(path, (*custom.columns, custom.label), exact=True)
         names = {
             name for row in rows for name in _names_in(row, custom.label, custom.label_separator)
         }
@@ -132,13 +132,13 @@ def completed(settings: config.Finetune) -> config.Finetune:
     return dataclasses.replace(settings, custom=custom)
 
 
-def _names_in(row: tables.Row, column: str, separator: str | None) -> list[str]:
+def _names_in(row: labelled_data.Row, column: str, separator: str | None) -> list[str]:
     """Returns the names of the labels in a cell. In .jsonl, it can hold a list of them."""
     if separator is None:
         return [row.text(column)]
     value = row.values.get(column)
     if isinstance(value, list):
-        return [tables.Row(row.location, {column: item}).text(column) for item in value]
+        return [labelled_data.Row(row.location, {column: item}).text(column) for item in value]
     return [name for part in row.text(column).split(separator) if (name := part.strip())]
 
 
@@ -159,7 +159,7 @@ def read_table(
     """
     needed = (*spec.texts, spec.label) if labelled else spec.texts
     broken = [] if skip_broken else None
-    rows = tables.read(path, needed, spec.headless, spec.name == OWN, broken)
+    rows = labelled_data.read(path, needed, spec.headless, spec.name == OWN, broken)
     examples = [
         Example(
             tuple(map(row.text, spec.texts)), _parse_label(spec, row) if labelled else None, number
@@ -173,7 +173,7 @@ def read_table(
     return examples
 
 
-def _parse_label(spec: Spec, row: tables.Row) -> int | float | tuple[int, ...]:
+def _parse_label(spec: Spec, row: labelled_data.Row) -> int | float | tuple[int, ...]:
     """Returns the class, score or classes in a row. Raises ConfigError when there is none."""
     names = _names_in(row, spec.label, spec.label_separator)
     known = ", ".join(spec.labels)
@@ -209,11 +209,11 @@ def find_files(spec: Spec, settings: config.Finetune) -> tuple:
     if spec.name == OWN:
         dev = {}
         if settings.dev_file is not None:
-            dev[""] = tables.existing_file("Finetune.dev_file", settings.dev_file)
-        return tables.existing_file("Finetune.train_file", settings.train_file), dev
+            dev[""] = labelled_data.existing_file("Finetune.dev_file", settings.dev_file)
+        return labelled_data.existing_file("Finetune.train_file", settings.train_file), dev
 
     def find(name: str) -> pathlib.Path | None:
-        return tables.find_file(settings.data_dir, f"{spec.folder}/{name}.tsv")
+        return labelled_data.find_file(settings.data_dir, f"{spec.folder}/{name}.tsv")
 
     train = find("train")
     dev = {part: find(_file_name("dev", part)) for part in spec.parts}
@@ -271,7 +271,7 @@ def _read_tfds(spec: Spec, split: str, name: str | None = None) -> list[Example]
 
     `name` is the dataset; None: that of the task. Returns None when it does not have the split.
     """
-    records = tables.tfds_records(f"glue/{name or spec.name}", split)
+    records = labelled_data.tfds_records(f"glue/{name or spec.name}", split)
     return records and [
         Example(
             tuple(record[field].strip() for field in spec.fields or spec.texts),
@@ -295,7 +295,7 @@ def read_tests(spec: Spec, settings: config.Finetune, notes: list[str]) -> dict[
     def find(split: str, *names: str, dataset: str | None = None) -> list[Example] | None:
         if settings.data_dir is None:
             return _read_tfds(spec, split, dataset)
-        path = tables.find_file(settings.data_dir, *names)
+        path = labelled_data.find_file(settings.data_dir, *names)
         return path and read_table(spec, path, False, notes)
 
     tests = {}

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from maelm_jax import config, storage
 from maelm_jax.encoders import families
-from maelm_jax.finetuning import heads, metrics, tables
+from maelm_jax.finetuning import heads, labelled_data, metrics
 from maelm_jax.finetuning.batches import Features
 from maelm_jax.finetuning.task import Column, Encoded, EvaluationSet, InputFormat, Splits, Task
 from maelm_jax.model import layers
@@ -112,7 +112,7 @@ class QuestionTask(Task):
 
     def _find_files(self) -> list[pathlib.Path]:
         """Returns the training file and the dev file."""
-        paths = [tables.find_file(self.settings.data_dir, name) for name in FILES[self.name]]
+        paths = [labelled_data.find_file(self.settings.data_dir, name) for name in FILES[self.name]]
         for name, path in zip(FILES[self.name], paths, strict=True):
             if path is None:
                 raise config.ConfigError(
@@ -138,7 +138,7 @@ class QuestionTask(Task):
 
     def _read_tfds(self, split: str) -> list[Question]:
         questions = []
-        for record in tables.tfds_records(TFDS[self.name], split):
+        for record in labelled_data.tfds_records(TFDS[self.name], split):
             answers = record["answers"]
             pairs = zip(answers["text"], map(int, answers["answer_start"]), strict=True)
             golds = tuple(GoldAnswer(*pair) for pair in pairs)
@@ -309,7 +309,7 @@ def read_questions(path: str | pathlib.Path) -> list[Question]:
     """Reads a file in SQuAD's JSON format. Raises ConfigError if it is of another form."""
     questions = []
     with storage.reading(path, "SQuAD's JSON is data > paragraphs > qas"):
-        articles = json.loads("\n".join(tables.read_lines(path)))["data"]
+        articles = json.loads("\n".join(labelled_data.read_lines(path)))["data"]
         for paragraph in (paragraph for article in articles for paragraph in article["paragraphs"]):
             for entry in paragraph["qas"]:
                 impossible = entry.get("is_impossible", False)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Key
 
 from maelm_jax import config, storage
 from maelm_jax.encoders import families
-from maelm_jax.finetuning import heads, metrics, tables
+from maelm_jax.finetuning import heads, labelled_data, metrics
 from maelm_jax.finetuning.batches import NO_LABEL, Features
 from maelm_jax.finetuning.task import Column, Encoded, Splits, Task
 from maelm_jax.model import layers, ops
@@ -67,7 +67,8 @@ class TokenTask(Task):
     def _paths(self) -> list:
         names = ("train_file", "dev_file")
         return [
-            tables.existing_file(f"Finetune.{name}", getattr(self.settings, name)) for name in names
+            labelled_data.existing_file(f"Finetune.{name}", getattr(self.settings, name))
+            for name in names
         ]
 
     def check_files(self):
@@ -236,7 +237,7 @@ def read_sentences(
             be read. The message names file and line.
     """
     sentences, current, expected = [], Sentence([], []), None
-    for number, line in enumerate(tables.read_lines(path), start=1):
+    for number, line in enumerate(labelled_data.read_lines(path), start=1):
         cells = COLUMNS.split(line.strip(" \t"))
         if cells[0] in ("", DOCUMENT):
             if current.words:

@@ -10,7 +10,7 @@ import pytest
 from testing import PACK, write_text
 
 from maelm_jax import config
-from maelm_jax.finetuning import glue, tables
+from maelm_jax.finetuning import glue, labelled_data
 
 COLUMNS = ("question", "good", "answer")
 ROWS = [("What is\u00a0it?", "no", 'A "word", quoted.'), ("Why, then?", "yes", "It is; so. \u00e9\u4e2d"), ("", "no", "1,000"), ("'", "yes", "\\n")]
@@ -162,7 +162,7 @@ def test_files_that_are_not_there(tmp_path):
         glue.find_files(glue.SPECS["rte"], config.Finetune(data_dir=str(tmp_path)))
     for data_dir in (__file__, f"{__file__}/under", str(tmp_path / "nowhere")):
         with pytest.raises(config.ConfigError, match="DATA_DIR: no folder"):
-            tables.find_file(data_dir, "x")
+            labelled_data.find_file(data_dir, "x")
 
 
 @pytest.mark.filterwarnings("ignore")  # of TensorFlow and TFDS
@@ -179,7 +179,7 @@ def test_tfds(tmp_path, tfds_folder):
     tfds_folder("glue/rte/2.0.0", features, records)
     train, dev = glue.read(glue.SPECS["rte"], config.Finetune(), [])
     assert train[1] == (("train 1 é", "B."), 1, 1) and dev[""][2].texts == ("validation 2 é", "B.")
-    assert tables.tfds_records("glue/rte", "test") is None
+    assert labelled_data.tfds_records("glue/rte", "test") is None
 
 
 # A file of one's own, with TRAIN_FILE alone.
