@@ -93,7 +93,7 @@ def test_a_run_logs_ranks_where_asked_before_its_first_step_at_intervals_and_aft
         (tmp_path / "RTE" / f"{name}.tsv").write_text("".join([header, *(examples * 2)[:count]]))
     workdir = tmp_path / "run"
     argv = ["--gin_file=finetune/rte.gin", f"--init_from={pretrained}", f"--workdir={workdir}", f"--gin.DATA_DIR={tmp_path}"]
-    settings = ["EPOCHS=3", "BATCH_SIZE=16", "MAX_LENGTH=64", "LEARNING_RATE=5e-3", "Run.rank_every=4", "Run.log_every=100"]
+    settings = ["EPOCHS=3", "BATCH_SIZE=16", "MAX_LENGTH=64", "LEARNING_RATE=5e-2", "Run.rank_every=4", "Run.log_every=100"]
     assert finetune.main([*argv, *(f"--gin.{setting}" for setting in settings)]) == 0
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     logged = {line["step"]: line for line in lines if "rank_plain_last" in line}
