@@ -19,14 +19,13 @@ install_import_hook(["maelm_jax.model", "maelm_jax.training", "maelm_jax.analysi
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from emulators import emulated  # noqa: E402
-from testing import ROOT, call, english, finish, once, only_devices, start, training  # noqa: E402
+from testing import SHARED, call, english, finish, once, only_devices, start, training  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tests spend more time in the compiler than in what it compiles.
 jax.config.update("jax_disable_most_optimizations", True)
 
-SHARED = ROOT.parent / "shared" / "data"
 CORPUS = SHARED / "corpus" / "valid.txt.xz"
 
 

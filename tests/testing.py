@@ -28,6 +28,7 @@ from flax import traverse_util
 from maelm_jax import cli, config, huge_pages
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared" / "data"  # beside a checkout, or not there
 # Parameter trees to {path: leaf} and back.
 flatten = functools.partial(traverse_util.flatten_dict, sep="/")
 unflatten = functools.partial(traverse_util.unflatten_dict, sep="/")

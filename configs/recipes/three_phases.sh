@@ -8,7 +8,7 @@
 #
 # OUT/stable, OUT/extend and OUT/decay are the workdirs. The same command resumes after a stop.
 # Variables of the environment, with sizes for two cores as defaults:
-#   PYTHON        the interpreter (default python3)
+#   PYTHON        the interpreter (default .venv/bin/python of this repository)
 #   CONFIG        the settings of all phases, with rotary positions (default modern_tiny.gin)
 #   TEXT          glob of the text (default: the corpus of CONFIG)
 #   DECAY_TEXT    glob of the text of the decay (default: TEXT)
@@ -21,6 +21,7 @@ set -euo pipefail
 [ $# -ge 1 ] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; }
 out=$1
 shift
+python=${PYTHON:-$(dirname "$0")/../../.venv/bin/python}
 short=${LENGTH:-64} long=${LONG_LENGTH:-256} batch=${BATCH:-32}
 
 # run_phase NAME STEPS LENGTH TEXT [flag ...]
@@ -29,7 +30,7 @@ run_phase() {
   shift 4
   [ -z "${PLAN:-}" ] || command=(plan "--topology=$PLAN" --no_largest)
   echo "== $name"
-  "${PYTHON:-python3}" -m "maelm_jax.${command[0]}" "${command[@]:1}" \
+  "$python" -m "maelm_jax.${command[0]}" "${command[@]:1}" \
     --gin_file="${CONFIG:-modern_tiny.gin}" ${text:+--gin.TEXT_FILES="$text"} \
     --gin.TRAIN_STEPS="$steps" --gin.BATCH_SIZE=$((batch * short / length)) \
     --gin.SEQUENCE_LENGTH="$length" --gin.Model.max_positions="$length" "$@"
