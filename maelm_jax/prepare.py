@@ -36,6 +36,7 @@ def main(argv: list[str]) -> int:
         from maelm_jax.pretraining import start  # imports JAX
         from maelm_jax.training import run_record
 
+        run_record.fetch(args.workdir)
         starting_point = start.find_starting_point(experiment, args.workdir)
         experiment = starting_point.experiment
         if not args.run:

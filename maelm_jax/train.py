@@ -61,6 +61,7 @@ def main(argv: list[str]) -> int:
     with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
         distributed.check_same_start(experiment, args.workdir)
         if args.dry_run:
+            run_record.fetch(args.workdir)
             experiment = start.find_starting_point(experiment, args.workdir).experiment
             return plan.dry_run(experiment, args.workdir)
         with run_record.locked(args.workdir):

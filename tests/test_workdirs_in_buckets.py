@@ -76,6 +76,10 @@ def test_a_run_in_a_bucket_that_exists_needs_its_workdir_only(bucket, cache):
 
 def test_the_lock_of_a_workdir_in_a_bucket_is_this_machine_s_own(bucket, cache):
     with run_record.locked(f"{bucket}/runs/held"):
+        metrics = storage.local_path(f"{bucket}/runs/held") / "metrics.jsonl"
+        metrics.write_text("{}\n")
+        run_record.fetch(f"{bucket}/runs/held")  # by another command on this machine
+        assert metrics.exists()
         storage.send(f"{bucket}/runs/held")
     storage.fetch_files(f"{bucket}/runs/held", ("run.lock",))
     assert not (storage.local_path(f"{bucket}/runs/held") / "run.lock").exists()
@@ -105,5 +109,8 @@ def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine
     assert finish(start("train", *here)).status == 0
     done = finish(start_on("three", f"--workdir={bucket}/runs/z"))
     assert done.status == 0 and "at step 40" in done.stdout, done.stderr
+    more = [*here, "--gin.TRAIN_STEPS=2", f"--gin.Run.continue_from={bucket}/runs/z", f"--workdir={tmp_path / 'more'}"]
+    done = finish(start_on("four", *more))
+    assert done.status == 0 and "going on from step 40 of gs://" in done.stdout, done.stderr
     storage.fetch_files(f"{bucket}/runs/z", ("metrics.jsonl",))
     assert repeated(storage.local_path(f"{bucket}/runs/z")) == repeated(tmp_path / "run")

@@ -207,7 +207,7 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
     storage.require_local(os.fspath(path))
     folder = pathlib.Path(path).expanduser()
     if (folder / gin_files.RECORD).is_file():
-        return _find_workdir(folder, step)
+        return find_workdir(str(folder), step)
     if step is not None and folder.exists():
         raise config.ConfigError(
             f"step {step}: {path} is no workdir, so it has no checkpoints by step. "
@@ -230,25 +230,30 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
     raise config.ConfigError(f"{path}: no such file or folder{near}. Hub names are not downloaded")
 
 
-def _find_workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
+def find_workdir(path: str, step: int | None) -> EncoderSource:
+    """Finds the encoder of a run. `run_record.fetch` must have fetched a workdir in a bucket.
+
+    Raises ConfigError if it has no such checkpoint.
+    """
+    folder = storage.local_path(path)
     experiment = gin_files.load([str(folder / gin_files.RECORD)])
     results, origin = read_record(folder, RESULTS), read_record(folder, ORIGIN)
-    step = checkpoint.pick_step(str(folder), step)
+    step = checkpoint.pick_step(path, step)
     length = experiment.corpus.sequence_length
     if origin:  # the encoder that the run started from may have trained further positions
         with storage.reading(folder / ORIGIN):
             length = max(length, origin["length"])
 
     def read_tensors():
-        tree = checkpoint.read_params(str(folder), step)
+        tree = checkpoint.read_params(path, step)
         params = traverse_util.flatten_dict(tree, sep="/")
         size = vocabularies.load(folder / "vocabulary").size
-        _check_shapes(params, _parameter_shapes(experiment.model, size), f"{folder}, step {step}")
+        _check_shapes(params, _parameter_shapes(experiment.model, size), f"{path}, step {step}")
         return params
 
     parts = (config.field_names(config.Model, part=part) for part in ("encoder", "decoder"))
     return EncoderSource(
-        path=str(folder),
+        path=path,
         kind="workdir",
         settings={name: getattr(experiment.model, name) for part in parts for name in part},
         vocabulary=str(folder / "vocabulary"),

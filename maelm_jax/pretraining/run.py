@@ -29,16 +29,16 @@ from maelm_jax.training import (
 def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool, began: float):
     """Trains until `Run.train_steps`, on one process or as one of several.
 
-    The caller holds the lock of the workdir, which may be in a bucket. Nothing in the workdir
-    changes before everything that can be wrong input is checked. `began` is time.perf_counter() at
-    the start of the command.
+    The caller holds the lock of the workdir, which may be in a bucket. Until everything that can be
+    wrong input is checked, nothing in the workdir changes but the names of damaged checkpoints.
+    `began` is time.perf_counter() at the start of the command.
 
     Raises:
         ConfigError: Settings, data or a checkpoint do not fit.
         RunError: The run cannot continue.
         SystemExit: A signal stopped the run (`loop.run`).
     """
-    run_record.fetch(workdir)
+    run_record.fetch(workdir, holds_lock=True)
     run_record.check_checkpoints(workdir)
     starting_point = start.find_starting_point(experiment, workdir)
     experiment = starting_point.experiment
@@ -172,7 +172,7 @@ def record_start(
         encoder = starting_point.encoder
         if parent:
             run_record.write_parent(workdir, parent)
-            encoder = source.find_encoder(parent.workdir, parent.step)
+            encoder = source.find_workdir(parent.workdir, parent.step)
         if encoder:
             encoder.write_origin(folder)
     storage.send(workdir)

@@ -50,14 +50,15 @@ PATIENCE = 5.0  # seconds; the kernel frees the lock of a killed process after i
 UNCHANGED = "packages as in the block above"  # instead of the list of packages
 
 
-def fetch(workdir: str) -> pathlib.Path:
+def fetch(workdir: str, holds_lock: bool = False) -> pathlib.Path:
     """Returns the folder on this machine with the records of a run.
 
-    Those of a workdir in a bucket are copied here. No run is on s3://, where Orbax writes no
-    checkpoints.
+    Those of a workdir in a bucket are copied here, unless another process of this machine, which
+    writes them, runs it. `holds_lock` says that the caller does. No run is on s3://, where Orbax
+    writes no checkpoints.
     """
     folder = storage.local_path(workdir)
-    if workdir.startswith("gs://"):
+    if workdir.startswith("gs://") and (holds_lock or not is_running(workdir)):
         storage.fetch_files(workdir, RECORDS)
     return folder
 
