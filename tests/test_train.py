@@ -8,6 +8,7 @@ import pytest
 from testing import STEPS, call, finish, metrics, repeated, send_when, start, steps_of, training
 
 from maelm_jax import gin_files
+from maelm_jax.pretraining import summary
 from maelm_jax.training.metrics import Writer
 
 
@@ -149,3 +150,9 @@ def test_dry_run(name, tmp_path):
     for what in ("encoder/token_embedding", "FLOPs a step", "optimiser's state", "mesh {'data': 1"):
         assert what in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["config.gin"]
+
+
+def test_a_run_that_a_signal_stopped_at_its_last_step_says_that_it_is_not_evaluated(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": 5.1, "eval_loss": 5.0}\n{"step": 3, "loss": 5.0}\n')
+    summary.report_result(str(tmp_path), gin_files.load(["tiny.gin"], ["TRAIN_STEPS=3"]), 0.0, baseline=None)
+    assert "step 3" in capsys.readouterr().out

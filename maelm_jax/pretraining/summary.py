@@ -70,7 +70,12 @@ def report_result(
     of `baseline`.
     """
     seconds = time.perf_counter() - began
-    last = [line for line in metrics.read(workdir) if "eval_loss" in line][-1]
+    steps, lines = experiment.run.train_steps, metrics.read(workdir)
+    evaluated = [line for line in lines if "eval_loss" in line and line["step"] == steps]
+    if not evaluated:
+        print(f"done: step {steps}, where a signal had stopped the run before an evaluation")
+        return
+    last = evaluated[-1]
     trained, heldout = experiment.masking.rate, experiment.evaluated.masking.rate
     labels = {}
     if trained != heldout:
