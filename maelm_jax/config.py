@@ -564,11 +564,7 @@ class Run(Settings):
     accumulate: Positive = setting(
         1, "Parts that a step is computed in.", "microbatches", free=True
     )
-    seed: int = setting(
-        0,
-        "Seed of data order, weights and masks.",
-        ge=0,
-    )
+    seed: Seed = setting(0, "Seed of data order, weights and masks.")
     init_from: Text | None = setting(
         None,
         "Encoder whose weights to start from (docs/encoders.md).",
@@ -747,6 +743,11 @@ class Experiment:
                 "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: without a "
                 "decoder, no part of the model predicts a dropped position. Set the fraction to 1, "
                 "or decoder_layers above 0"
+            )
+        if self.masking.renumber and self.model.local_attention:
+            raise ConfigError(
+                "Masking.renumber needs Model.local_attention = 0, which takes tokens to be at "
+                "most as many slots apart as positions"
             )
         for name in ("rate", "heldout_rate"):
             rate = getattr(self.masking, name)

@@ -82,7 +82,7 @@ def test_a_right_input_is_started(command, commands):
 RULES = """
     TRAIN_STEPS=0 TRAIN_STEPS=1e3 TRAIN_STEPS=None TEXT_FILES TEXT_FILES= TEXT_FILES='' TEXT_FILES=['a.txt']
     TRAIN_STEP=5 train_steps=5 Modle.layers=3 Model.layer=3 Model.layers=@Model() Model.layers=%NOPE
-    BATCH_SIZE=[8,16] SEED=-1 SEED=True Corpus.sources={1:1} Corpus.sources={'installed_docs':0} Corpus.task_modules=[1]
+    BATCH_SIZE=[8,16] SEED=-1 SEED=4294967296 SEED=True Corpus.sources={1:1} Corpus.sources={'installed_docs':0} Corpus.task_modules=[1]
     Corpus.heldout_fraction=nan Corpus.heldout_fraction=0.5 Masking.unit=None Masking.renumber=no Masking.encoder_mask_fraction=1.1
     Model.num_buckets=30 Model.dropout=1 Model.dtype=float16 Optimizer.weight_decay=-0.01 Mesh.data=-2 Mesh.data=1.0
 """.split()
@@ -99,6 +99,7 @@ CHECKS = """
     Masking.rate=0.001
     Masking.heldout_rate=0.001
     Masking.random_fraction=0.5
+    Masking.renumber=True Model.positions='rotary' Model.local_attention=8
     Masking.encoder_mask_fraction=1.0 Masking.random_fraction=0.6 Masking.keep_fraction=0.6
     Model.width=130
     Model.max_distance=16
