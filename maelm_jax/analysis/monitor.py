@@ -39,7 +39,7 @@ class RankMonitor:
         unmasked = (heldout != special.pad).sum(1).cumsum() * (1 - masking.rate)
         self._rows = heldout[: int(np.searchsorted(unmasked, PER_DIMENSION * width)) + 1]
         self._width, self._pad, self._mesh = width, special.pad, mesh
-        self._key = keys.make_key(experiment.run.seed)
+        self._key = keys.make_stream_key(experiment.run.seed, keys.RANK_STREAM)
         layers = (experiment.model.layers // 2, experiment.model.layers)
         everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         self._measure = jax.jit(

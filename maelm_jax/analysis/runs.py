@@ -287,7 +287,8 @@ def _measure_sets(
     seed: int,
 ) -> list[dict[str, moments.Moments]]:
     """Measures each set. A set is a range of neighbouring rows, so sets share few documents."""
-    key, bounds = keys.make_key(seed), np.linspace(0, len(rows), sets + 1).astype(int)
+    key = keys.make_stream_key(seed, keys.RANK_STREAM)
+    bounds = np.linspace(0, len(rows), sets + 1).astype(int)
     with tqdm.tqdm(total=len(rows), unit="row", desc=f"{run.name}, step {run.step}") as bar:
         return [
             moments.accumulate(

@@ -38,7 +38,7 @@ def test_the_monitor_measures_what_the_analysis_does():
     with_masks = monitor.RankMonitor(masked, 100, SPECIAL, little_rows(ROWS), mesh)
     logged = with_masks({"encoder": params})
     measure = jax.jit(moments.measure(masked, 100, SPECIAL))
-    whole = moments.accumulate(measure, params, with_masks._rows, 0, keys.make_key(run.seed), SPECIAL.pad)
+    whole = moments.accumulate(measure, params, with_masks._rows, 0, keys.make_stream_key(run.seed, keys.RANK_STREAM), SPECIAL.pad)
     for layer, name in ((1, "middle"), (2, "last")):
         product = whole["real"].product[layer] + whole["mask"].product[layer]
         assert logged[f"rank_all_{name}"] == ranks.effective_rank(ranks.spectrum(product), 0.9)
