@@ -317,13 +317,13 @@ class Encoder:
 
         @functools.partial(jax.jit, static_argnames="budget")
         def logits(params, ids, positions, segments, masked, budget):
-            visible_to_encoder = masked if self.reads_masks else jnp.zeros_like(masked)
+            masked_visible = masked if self.reads_masks else jnp.zeros_like(masked)
             inputs = model_inputs.split(
                 ids,
                 segments,
                 positions,
                 masked,
-                visible_to_encoder,
+                masked_visible,
                 budget,
                 self.vocabulary.mask,
                 self.renumber,

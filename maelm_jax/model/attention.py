@@ -262,8 +262,8 @@ def _attention_weights_forward(q, k, bias):
 def _attention_weights_backward(saved, d_weights):
     q, k, weights, bias = saved
     wide = weights.astype(jnp.float32)
-    product = wide * d_weights.astype(jnp.float32)
-    d_scores = product - wide * product.sum(axis=-1, keepdims=True)
+    weighted = wide * d_weights.astype(jnp.float32)
+    d_scores = weighted - wide * weighted.sum(axis=-1, keepdims=True)
     d_bias = d_scores if bias.shape[1] == q.shape[1] else d_scores.sum(axis=1, keepdims=True)
     d_scores = d_scores.astype(q.dtype)
     return (

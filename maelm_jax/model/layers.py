@@ -79,7 +79,7 @@ def compute_terms(
     """
     terms = attention.ScoreTerms(mask=Mask(queries.segments, keys.segments, causal))
     if bias is not None:
-        terms = terms._replace(bias=bias(queries.positions, dtype, keys.positions))
+        terms = terms._replace(bias=bias(queries.positions, keys.positions, dtype))
     if settings.positions == "rotary":
         rotations = compute_rotations(settings, queries.positions, keys.positions)
         terms = terms._replace(rotations=rotations)

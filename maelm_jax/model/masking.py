@@ -106,7 +106,7 @@ class RowMask(typing.NamedTuple):
     """The mask of one row, or of all rows with a leading axis B."""
 
     masked: Bool[Array, "*B L"]
-    visible_to_encoder: Bool[Array, "*B L"]  # masked slots that the encoder reads
+    masked_visible: Bool[Array, "*B L"]  # masked slots that the encoder reads
     replacement_ids: Int[Array, "*B L"]
 
 
@@ -202,7 +202,7 @@ def draw(
         segments,
         positions,
         mask.masked,
-        mask.visible_to_encoder,
+        mask.masked_visible,
         sizes,
         mask.replacement_ids,
         masking.renumber,

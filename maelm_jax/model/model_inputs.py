@@ -106,7 +106,7 @@ def split(
     segments: Int[Array, "B L"],
     positions: Int[Array, "B L"],
     masked: Bool[Array, "B L"],
-    visible_to_encoder: Bool[Array, "B L"],
+    masked_visible: Bool[Array, "B L"],
     sizes: Budget,
     replacement_ids: int | Int[Array, "B L"],
     renumber: bool = False,
@@ -121,7 +121,7 @@ def split(
         segments: Segments, 0 at padding.
         positions: Positions in each segment.
         masked: Slots to predict. Those beyond the first M are not masked.
-        visible_to_encoder: Masked slots that the encoder reads, with the id in `replacement_ids`.
+        masked_visible: Masked slots that the encoder reads, with the id in `replacement_ids`.
         sizes: Sizes of the result. Visible slots beyond the first V are left out.
         replacement_ids: Ids that replace masked tokens: <mask>, or an id for each slot.
         renumber: True gives the encoder positions that count the visible slots of a segment.
@@ -132,7 +132,7 @@ def split(
     length = ids.shape[1]
     masked_slots, masked_index = _find_slots(masked, sizes.masked)
     masked = masked_index < sizes.masked
-    visible = (segments > 0) & (~masked | visible_to_encoder)
+    visible = (segments > 0) & (~masked | masked_visible)
     if sizes.visible < length:
         encoder_slots, encoder_index = _find_slots(visible, sizes.visible)
     else:

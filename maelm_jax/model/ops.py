@@ -110,12 +110,12 @@ def bias_gradient(d_y: Float[Array, "R O"], dtype: jnp.dtype) -> Float[Array, " 
     longer, and the gradient of GELU too, with which XLA fuses it (docs/notes/gpu_step.md).
     """
 
-    def product(d_y):
+    def sum_by_product(d_y):
         ones = jnp.ones((8, len(d_y)), d_y.dtype)  # rows of a tile; fewer were not tried
         return jnp.einsum("nr,ro->no", ones, d_y, preferred_element_type=dtype)[0]
 
     return jax.lax.platform_dependent(
-        d_y, cpu=lambda d_y: d_y.sum(axis=0, dtype=dtype), default=product
+        d_y, cpu=lambda d_y: d_y.sum(axis=0, dtype=dtype), default=sum_by_product
     )
 
 

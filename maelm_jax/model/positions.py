@@ -178,11 +178,10 @@ class RelativeBias(nnx.Module):
         self.table = nnx.Param(table)
 
     def __call__(
-        self, positions: Int[Array, "B T"], dtype: jnp.dtype, keys: Int[Array, "B S"] | None = None
+        self, queries: Int[Array, "B T"], keys: Int[Array, "B S"], dtype: jnp.dtype
     ) -> Float[Array, "B H T S"]:
-        """Looks up the bias of each pair of query and key. No `keys`: those of the queries."""
-        keys = positions if keys is None else keys
-        return _look_up(self.table[...], positions, keys, self.buckets, jnp.dtype(dtype))
+        """Looks up the bias of each pair of query and key."""
+        return _look_up(self.table[...], queries, keys, self.buckets, jnp.dtype(dtype))
 
 
 def divide_into_blocks(x: Shaped[Array, "B T *S"], size: int) -> Shaped[Array, "B C W *S"]:

@@ -131,7 +131,7 @@ def run(
     target = attention.current_target()
     if target.platform == "gpu":  # by layer, the casts are 190 more launches of base (estimated)
         parameters = _cast_matrices(parameters, x.dtype)
-    depth, slots = jax.tree.leaves(parameters)[0].shape[0], x.shape[1]
+    depth, slots = settings.layers, x.shape[1]
     if blocks.attends_to != "cross":
         rate = 0.0 if keys is None else settings.attention_dropout
         terms = attention.prepare_terms(terms, settings, slots, slots, rate)
@@ -180,9 +180,7 @@ def run(
     whole = depth - depth % period
     # Slices of parameters reshaped to [groups, period, ...] cost 10% more memory on an H100.
     groups = tuple(take(slice(first, whole, period)) for first in range(period))
-    state, states = jax.lax.scan(
-        apply_group, state, groups, unroll=1 if scanned else whole // period
-    )
+    state, states = jax.lax.scan(apply_group, state, groups, unroll=not scanned)
     states = states.reshape(whole, *x.shape) if all_layers else None
     if whole < depth:
         state, last = apply_group(state, tuple(take(number) for number in range(whole, depth)))

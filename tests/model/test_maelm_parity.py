@@ -65,8 +65,8 @@ def test_reference(path):
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
     visible = segments.astype(bool) & (plain_mlm | ~masked)
     sizes = model_inputs.Budget(int(visible.sum(1).max()), int(masked.sum(1).max()))
-    visible_to_encoder = masked if plain_mlm else jnp.zeros_like(masked)
-    inputs = model_inputs.split(ids, segments, positions, masked, visible_to_encoder, sizes, special.mask)
+    masked_visible = masked if plain_mlm else jnp.zeros_like(masked)
+    inputs = model_inputs.split(ids, segments, positions, masked, masked_visible, sizes, special.mask)
 
     def mean_loss(parameters):
         model = maelm.apply(graph, parameters)

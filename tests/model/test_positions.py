@@ -31,7 +31,7 @@ def test_each_platform_looks_up_the_same_bias_and_gives_the_same_gradient(platfo
     where, weights = rng.integers(0, 64, (3, 9)).astype(np.int32), rng.normal(size=(3, 4, 9, 9)).astype(np.float32)
     module = positions.RelativeBias(settings, nnx.Rngs(0))
     graph, state = nnx.split(module)
-    bias, pull_back = jax.vjp(lambda state: nnx.merge(graph, state)(jnp.asarray(where), jnp.dtype("float32")), state)
+    bias, pull_back = jax.vjp(lambda state: nnx.merge(graph, state)(jnp.asarray(where), jnp.asarray(where), jnp.dtype("float32")), state)
     rows = positions.compute_distance_buckets(settings)[where[:, None, :] - where[:, :, None] + 63]
     np.testing.assert_array_equal(bias, np.moveaxis(np.asarray(module.table[...])[rows], 3, 1))
     gradient = np.zeros((settings.num_buckets, 4), np.float32)
@@ -42,7 +42,7 @@ def test_each_platform_looks_up_the_same_bias_and_gives_the_same_gradient(platfo
 @pytest.mark.parametrize("platform_name,gathers", [("cpu", True), ("cuda", True), ("tpu", False)])
 def test_only_a_tpu_selects_instead_of_gathering(platform_name, gathers):
     graph, state = nnx.split(positions.RelativeBias(SETTINGS, nnx.Rngs(0)))
-    look_up = jax.jit(lambda state, where: nnx.merge(graph, state)(where, jnp.dtype("float32")))
+    look_up = jax.jit(lambda state, where: nnx.merge(graph, state)(where, where, jnp.dtype("float32")))
     lowered = look_up.trace(state, jnp.zeros((2, 8), jnp.int32)).lower(lowering_platforms=(platform_name,))
     assert ("stablehlo.gather" in lowered.as_text()) == gathers
 
@@ -79,7 +79,8 @@ def test_reference_buckets(buckets, farthest, starts):
 
 def test_local_bias_favours_neighbours():
     table = positions.RelativeBias(config.Model(relative_bias_init="local"), nnx.Rngs(0))
-    bias = np.asarray(table(jnp.arange(64, dtype=jnp.int32)[None], jnp.dtype(jnp.float32)))[0]
+    at = jnp.arange(64, dtype=jnp.int32)[None]
+    bias = np.asarray(table(at, at, jnp.dtype(jnp.float32)))[0]
     assert (np.diff(bias[0, 0]) <= 0).all() and bias[0, 0, 0] == 0 and bias[0, 0, 1] == -0.5 and bias[1, 5, 4] == -0.25
 
 
