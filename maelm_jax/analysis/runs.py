@@ -268,7 +268,7 @@ def measure_steps(
         for kind in (*moments.TOKEN_KINDS, "all"):
             for large in ("spectrum", "centred_spectrum"):
                 described[kind].pop(large, None)
-        result.append(described | {"step": step})
+        result.append(described | {"step": step, "layer": run.experiment.model.layers})
     return result
 
 

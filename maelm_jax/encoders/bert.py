@@ -78,5 +78,5 @@ DISTILBERT = family.Family(
     fixed=layouts.BERT_LAYERS
     | {"relative_buckets": "none", "token_types": 0, "layer_norm_eps": 1e-12},
     defaults={"pad_token_id": 0},
-    supported={"activation": "gelu", "tie_word_embeddings": True, "sinusoidal_pos_embds": False},
+    supported={"activation": "gelu", "tie_word_embeddings": True},
 )

@@ -78,7 +78,7 @@ const output = await model({ input_ids, attention_mask });
 `args` with the architecture, `model` with the state dict and its tied copies. It holds no \
 training state. The implementation itself has not been run on this file."""),
 }
-NO_POOLER = " This encoder has no pooler: `pooler_output` and its weights are not trained."
+NO_POOLER = " If the class has a pooler, `pooler_output` and its weights are not trained."
 DECODER = string.Template(
     " $file holds the decoder and the prediction head, which transformers does not read: its "
     '`pipeline("fill-mask")` and `AutoModelForMaskedLM` answer from a random head. '
@@ -184,12 +184,14 @@ def _describe_pretraining(source: EncoderSource) -> dict[str, str]:
         f"with accuracy {line['eval_accuracy']:.3f} (step {line['step']})"
         for line in evaluated
     ]
+    decoder = "There is no decoder"
+    if decoder_layers:
+        decoder = f"A decoder of {decoder_layers} layer(s), not of the encoder, puts [MASK] back"
     return {
         "objective": f"{objective}: {masking.rate:.0%} of the tokens are masked, by "
         f"{masking.unit}. {masking.encoder_mask_fraction:.0%} of these are in the encoder's input, "
         f"where {masking.random_fraction:.0%} become random tokens and "
-        f"{masking.keep_fraction:.0%} stay. A decoder of {decoder_layers} layer(s), which is not "
-        "part of the encoder, puts [MASK] back",
+        f"{masking.keep_fraction:.0%} stay. {decoder}",
         "corpus": "; ".join(f"`{name}` {rate:.0%}" for name, rate in corpus.rates.items()),
         "started from": f"`{started}`" if started else "random weights",
         "steps": f"{source.step:,} of {run.train_steps:,}, each of {run.batch_size} rows of "

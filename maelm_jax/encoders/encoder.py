@@ -110,6 +110,11 @@ class Encoder:
         """Returns the parameters of the encoder as a tree, for `maelm.apply`."""
         return traverse_util.unflatten_dict(self.params, sep="/")["encoder"]
 
+    def prediction_tree(self) -> dict:
+        """Returns the parameters of `maelm.create`, which has no pooler, as a tree."""
+        tree = traverse_util.unflatten_dict(self.params, sep="/")
+        return {name: part for name, part in tree.items() if name != "pooler"}
+
     def encode(
         self, texts: list[str], pooling: Pooling = "mean", normalize: bool = False
     ) -> np.ndarray:
@@ -331,8 +336,7 @@ class Encoder:
             with attention.trace_for_one_device():
                 return maelm.apply(graph, params)(inputs)
 
-        params = jax.device_put(traverse_util.unflatten_dict(self.params, sep="/"))
-        return functools.partial(logits, params)
+        return functools.partial(logits, jax.device_put(self.prediction_tree()))
 
 
 def _checked(texts: typing.Iterable) -> list[str]:

@@ -140,7 +140,7 @@ def import_tensors(
     mappings: list[TensorMapping],
     shapes: Shapes,
     source: str,
-    tied: dict[str, str] | None = None,
+    tied: dict[str, str],
 ) -> dict[str, np.ndarray]:
     """Converts the tensors of another format to parameters, and checks each of them.
 
@@ -159,7 +159,6 @@ def import_tensors(
             the tensor they are tied to. The message lists them.
     """
     params: dict[str, np.ndarray] = {}
-    tied = tied or {}
     faults = []
     for mapping in mappings:
         value = tensors.get(mapping.name)

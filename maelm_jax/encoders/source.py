@@ -299,7 +299,9 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
         path=str(folder),
         kind=f"{content['model_type']} folder",
         settings=settings | (decoder.model if decoder else {}),
-        vocabulary=tokenizer.choose_vocabulary(folder, content.get("pad_token_id")),
+        vocabulary=tokenizer.choose_vocabulary(
+            folder, content.get("pad_token_id") if stock.skips_positions else None
+        ),
         length=tokenizer.read_longest_input(folder, model.max_positions),
         mask_fraction=decoder.mask_fraction if decoder else 1.0,
         _read_tensors=read_tensors,

@@ -372,7 +372,7 @@ def check_options(family: Family, folder: pathlib.Path):
 def choose_vocabulary(folder: pathlib.Path, pad: int | None) -> str:
     """Returns the file of a folder's vocabulary. transformers adds tokens to tokenizer.json only.
 
-    Raises ConfigError unless the vocabulary pads with `pad`, the id in config.json if it has one.
+    Raises ConfigError unless it pads with `pad`, the id that the positions depend on, if any.
     """
     loaded = [vocabularies.load(file) for file in vocabularies.files_in(folder)]
     largest = max(loaded, key=lambda vocabulary: vocabulary.size)

@@ -97,6 +97,7 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
     is_random = name.startswith(config.RANDOM)
     path = name.removeprefix(config.RANDOM)
     found = source.find_encoder(path, None if is_random else step)
+    found.require_bidirectional()
     spelling = os.path.normpath(os.path.expanduser(path))  # runs/tiny for ./runs/tiny/
     name = config.RANDOM + spelling if is_random else spelling
     return InitialEncoder(name, found, found.loaded_vocabulary, is_random)

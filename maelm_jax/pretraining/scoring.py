@@ -119,7 +119,7 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
     """Returns the model of a folder or file that is no workdir."""
     loaded = Encoder.load(path, step)
     loaded.check_predicts(path)
-    params = traverse_util.unflatten_dict(loaded.params, sep="/")
+    params = loaded.prediction_tree()
     experiment = config.Experiment(
         corpus=config.Corpus(sequence_length=loaded.length),
         masking=config.Masking(

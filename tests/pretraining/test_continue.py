@@ -72,7 +72,8 @@ def test_a_causal_phase_goes_on_as_mlm_and_as_mae_lm(text, tmp_path):
     found = starts.find_starting_point(cli.parse(cli.parser(""), flags).experiment, str(tmp_path / "mlm"))
     assert found.parent.step == 4 and not found.experiment.model.causal and "Model.causal: True -> False" in found.parent.changes
     assert not adoption.adopt_settings(gin_files.load(["tiny.gin"]), source.find_encoder(first)).experiment.model.causal
-    for command in (["export", f"--workdir={first}", f"--output={tmp_path / 'out'}"], ["evaluate", f"--models={first}"]):
+    tuning = ["--gin_file=finetune/rte.gin", f"--init_from={first}", f"--workdir={tmp_path / 'out'}"]
+    for command in (["export", f"--workdir={first}", f"--output={tmp_path / 'out'}"], ["evaluate", f"--models={first}"], ["finetune", *tuning]):
         done = call(*command)
         assert done.status == 2 and "causal" in done.stderr and not (tmp_path / "out").exists()
 
