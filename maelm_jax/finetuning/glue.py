@@ -38,7 +38,7 @@ class Spec:
     fields: tuple[str, ...] = ()  # fields of the text in TFDS, where they differ from `texts`
     parts: tuple[str, ...] = ("",)  # the X of dev_X.tsv and test_X.tsv, "" for dev.tsv and test.tsv
     headless: tuple[str, ...] = ()  # columns of the published files, if these have no header line
-    skips_broken: bool = False  # the published training file has rows cut in two
+    skips_broken: bool = False  # the published training and dev files have rows cut in two
 
     def submission(self, part: str) -> str:
         """Returns the name of a test set's predictions in a submission to GLUE, without `.tsv`."""
@@ -241,7 +241,8 @@ def read(spec: Spec, settings: config.Finetune, notes: list[str]) -> Splits:
         if not dev_paths:
             return _hold_out(train, notes)
         dev = {
-            part: path and read_table(spec, path, True, notes) for part, path in dev_paths.items()
+            part: path and read_table(spec, path, True, notes, spec.skips_broken)
+            for part, path in dev_paths.items()
         }
     notes += [f"no {_file_name('dev', part)}" for part, examples in dev.items() if not examples]
     return Splits(train, {part: examples for part, examples in dev.items() if examples})
@@ -275,7 +276,7 @@ def _read_tfds(spec: Spec, split: str, name: str | None = None) -> list[Example]
     return records and [
         Example(
             tuple(record[field].strip() for field in spec.fields or spec.texts),
-            record["label"],
+            record["label"].item(),
             number,
         )
         for number, record in enumerate(sorted(records, key=lambda record: int(record["idx"])))

@@ -154,12 +154,12 @@ def run_all(folder: pathlib.Path, plan: list[Planned]):
         Diverged: The single run diverged.
     """
     began = time.perf_counter()
-    reports = _earlier_reports(folder, plan)
-    # A run beside a table is one of the table.
-    as_table = len(plan) > 1 or plan[0].is_listed or (folder / table.JSON_FILE).is_file()
-    # What is wrong with its data is said before anything is written.
-    key, current = session_key(plan[0]), open_session(plan[0])
     with run_record.locked(str(folder)):
+        reports = _earlier_reports(folder, plan)
+        # A run beside a table is one of the table.
+        as_table = len(plan) > 1 or plan[0].is_listed or (folder / table.JSON_FILE).is_file()
+        # What is wrong with its data is said before anything is written.
+        key, current = session_key(plan[0]), open_session(plan[0])
         for planned in plan:
             if session_key(planned) != key:
                 current = None  # before the next one is made, to free its memory

@@ -39,8 +39,7 @@ class Classifier(nnx.Module):
             return states[:, 0]
         slots = jnp.arange(states.shape[1], dtype=jnp.int32)
         present = (slots[None] < lengths[:, None]).astype(jnp.float32)[:, :, None]
-        count = jnp.maximum(present.sum(axis=1), 1.0)  # rows that fill a batch have no tokens
-        mean = (states.astype(jnp.float32) * present).sum(axis=1) / count
+        mean = (states.astype(jnp.float32) * present).sum(axis=1) / present.sum(axis=1)
         return mean.astype(states.dtype)
 
     def __call__(

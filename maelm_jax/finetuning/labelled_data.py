@@ -57,7 +57,7 @@ def read(
         path: The file.
         needed: The columns that every row must have.
         headless: The columns of a file whose first line is no header: without needed columns.
-        exact: Whether a row may have no more cells than the header.
+        exact: Whether a row must have as many cells as the header.
         broken: Gets the location of each row without all needed columns, which is left out. None:
             such a row is an error.
 

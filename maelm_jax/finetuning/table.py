@@ -36,9 +36,9 @@ def values(reports: Reports) -> dict[str, dict[str, dict]]:
         row = {}
         for report in by_task.values():
             row |= report["columns"]
-        if all(column in row for column in AVERAGED):
-            total = sum(row[column]["median"] for column in AVERAGED)
-            row[AVERAGE] = {"median": total / len(AVERAGED)}
+            if all(column in row for column in AVERAGED):
+                total = sum(row[column]["median"] for column in AVERAGED)
+                row[AVERAGE] = {"median": total / len(AVERAGED)}
         rows[label] = row
     return rows
 

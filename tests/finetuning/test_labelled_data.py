@@ -139,10 +139,10 @@ def test_stsb_qnli_and_mnli_as_distributed(tmp_path):
     assert {name: examples[0].texts for name, examples in tests.items()} == {"MNLI-m": ("A.", "B."), "AX": ("The cat.", "A cat.")}
 
 
-def test_empty_texts_and_broken_rows_of_the_training_file_are_counted(tmp_path):
+def test_empty_texts_and_broken_rows_of_the_published_files_are_counted(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
     write_text(tmp_path / "QQP" / "train.tsv", header + "1\t1\t2\tWhy?\t\t0\n2\t3\n4\t5\t6\tHow?\tHow so?\t1\n")
-    write_text(tmp_path / "QQP" / "dev.tsv", header + "4\t5\t6\tHow?\tHow so?\t1\n")
+    write_text(tmp_path / "QQP" / "dev.tsv", header + "2\t3\n4\t5\t6\tHow?\tHow so?\t1\n")
     notes = []
     found = glue.read(glue.SPECS["qqp"], config.Finetune(data_dir=str(tmp_path)), notes).train
     assert [example.texts for example in found] == [("Why?", ""), ("How?", "How so?")]

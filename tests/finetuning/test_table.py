@@ -57,6 +57,8 @@ def test_the_average_is_that_of_the_paper():
     reports = {"tiny": {"x": of_task("rte", 0, 0, 0, columns=dict.fromkeys(table.AVERAGED, spread))}}
     assert table.values(reports)["tiny"]["AVG"] == {"median": 50.0} and "AVG" in table.markdown(reports)
     assert "AVG" not in table.values(REPORTS)["tiny"]
+    reports["tiny"]["squad2"] = of_task("rte", 0, 0, 0, columns={"SQuAD2 F1": spread})
+    assert list(table.values(reports)["tiny"])[-2:] == ["AVG", "SQuAD2 F1"]
 
 
 def test_a_partial_table_says_so(tmp_path):
