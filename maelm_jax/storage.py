@@ -89,15 +89,16 @@ def read_json(path: str | os.PathLike) -> typing.Any:
         return json.loads(read_bytes(path))
 
 
-def try_lock(file: typing.BinaryIO | int) -> bool:
+def try_lock(file: typing.BinaryIO | int, shared: bool = False) -> bool:
     """Locks an open file with flock(2), until it is closed or the process ends.
 
-    Returns False if another process holds the lock. The lock works between hosts on NFS version 4,
-    and on Lustre and FUSE if they are mounted with locks. On a file system without locks, a warning
+    Returns False if another process holds the lock. With `shared`, several may hold it, and NFS
+    takes a file that is open for reading only. The lock works between hosts on NFS version 4, and
+    on Lustre and FUSE if they are mounted with locks. On a file system without locks, a warning
     says so and the result is True.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

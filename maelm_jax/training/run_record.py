@@ -154,7 +154,7 @@ def is_running(workdir: str) -> bool:
     if not path.exists():
         return False
     with path.open("rb") as file:
-        return not storage.try_lock(file)
+        return not storage.try_lock(file, shared=True)
 
 
 def read_settings(workdir: str) -> config.Experiment | None:
