@@ -337,7 +337,7 @@ def _make_store(
     """Makes the parts of a source and joins them, unless another process does so meanwhile."""
     store = folder.with_suffix("")
     with storage.locked(folder / "lock", f"prepares {folder}"):
-        if not store.is_dir():
+        if not has_store(corpus, store.name):
             began = time.monotonic()
             _write_plan(folder, source, corpus, vocabulary)
             make_all(folder)
@@ -379,6 +379,7 @@ def _join(folder: pathlib.Path, store: pathlib.Path):
 
     joined = folder / "joined"
     rows.write(joined, blocks, counts, plan.corpus.sequence_length, plan.dtype, left_out)
+    shutil.rmtree(store, ignore_errors=True)  # a copy that was interrupted: it has no manifest
     joined.rename(store)  # a store is whole or absent
     storage.flush_folder(store.parent)
 

@@ -273,11 +273,11 @@ def remember(corpus: Corpus, name: str, value: typing.Any):
     """Keeps what was prepared last for the settings `name`, for machines without the text.
 
     `value` is anything that JSON can hold. Nothing is kept if `Corpus.rows_dir` is in a bucket or
-    is read-only.
+    cannot be written.
     """
     path = path_of(corpus, f"{name}.json")
     if not storage.in_bucket(path) and recall(corpus, name) != value:
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):
             storage.write(path, json.dumps(value, indent=1))
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from maelm_jax import config, storage
 from maelm_jax.data import prepare, seqio_tasks
 from maelm_jax.data.prepare import Prepared
-from maelm_jax.data.readers import Unavailable
 from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.training import distributed
 
@@ -87,7 +86,7 @@ def _open_or_remake(
     """Opens the recorded stores. If one does not exist, prepares the same rows again."""
     if opened := _open(recorded, corpus):
         has_dataset = any(map(seqio_tasks.is_dataset, recorded["sources"]))  # a look-up takes long
-        with contextlib.suppress(Unavailable):
+        with contextlib.suppress(config.ConfigError, OSError):  # this serves the warning only
             if not has_dataset and (changed := _changed_sources(recorded, corpus, vocabulary)):
                 log.warning(
                     "%s goes on with the rows that it began with, although the text of %s has "

@@ -107,6 +107,14 @@ def test_any_number_of_processes_makes_the_same_store(corpus, vocabulary, expect
     assert files_of(corpus) == expected
 
 
+def test_a_store_whose_copying_was_interrupted_is_made_again(corpus, vocabulary, expected):
+    prepare.prepare(corpus, vocabulary)
+    (manifest,) = pathlib.Path(corpus.rows_dir).glob("*/store.json")  # launch/prepare_data.sh copies it last
+    manifest.unlink()
+    prepare.prepare(corpus, vocabulary)
+    assert files_of(corpus) == expected
+
+
 @pytest.mark.parametrize("tasks", [2, 20])
 def test_tasks_of_an_array_job_make_the_same_store(corpus, vocabulary, expected, tasks):
     """In any order, one of them twice; with more tasks than parts."""
@@ -332,7 +340,7 @@ def test_rows_on_a_read_only_disk_are_read(corpus, vocabulary, tmp_path, monkeyp
     (next((tmp_path / "rows").glob("rows-*.json"))).unlink()
 
     def refuse(path, content):
-        raise PermissionError(13, "Permission denied", str(path))
+        raise OSError(30, "Read-only file system", str(path))
 
     monkeypatch.setattr(storage, "write", refuse)
     np.testing.assert_array_equal(prepared_rows(corpus, vocabulary)["train"], before)
