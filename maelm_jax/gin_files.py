@@ -4,6 +4,7 @@ import ast
 import contextlib
 import difflib
 import logging
+import os
 import pathlib
 import re
 import typing
@@ -13,6 +14,7 @@ import gin
 from maelm_jax import config
 from maelm_jax.config import ConfigError, Experiment
 
+MACRO_USE = r"(?<=[ (\[{])%(\w+)"  # not in a path, as my%20books
 RECORD = "config.gin"  # in a workdir: every setting of the run
 # Macros of configs/base.gin and configs/finetune/base.gin. A file may bind what they stand for.
 MACROS = (
@@ -61,12 +63,12 @@ def load(
                 f"what {names[0]} sets. Give it first, or leave it out"
             )
     macros = set(re.findall(r"^(\w+) =", gin.config_str(), re.MULTILINE))
-    unused = macros - set(re.findall(r"%(\w+)", gin.config_str())) - set(MACROS)
+    unused = macros - set(re.findall(MACRO_USE, gin.config_str())) - set(MACROS)
     for name in unused:
         raise ConfigError(f"{name}: no setting uses a macro of this name{_hint(name, MACROS)}")
     for binding in bindings:
         _bind(binding, macros)
-    for name in set(re.findall(r"%(\w+)", gin.config_str())) - macros:
+    for name in set(re.findall(MACRO_USE, gin.config_str())) - macros:
         raise ConfigError(f"%{name}: no macro of this name is defined{_hint(name, macros)}")
     values = {cls: gin.get_bindings(cls.__name__) for cls in config.ALL_SECTIONS}
     operative = set(re.findall(r"^(\w+) =", gin.operative_config_str(), re.MULTILINE))
@@ -105,6 +107,7 @@ def _parse_file(name: str):
 
     The record of a run is data. It may be somebody else's, so it may not import or include.
     """
+    name = os.path.expanduser(name)
     if pathlib.Path(name).name == RECORD:
         text = pathlib.Path(name).read_text(encoding="utf-8")
         if re.search(r"^\s*(import|from|include)\b", text, re.MULTILINE):

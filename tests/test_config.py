@@ -85,10 +85,12 @@ def test_a_setting_can_be_bound_although_a_macro_stands_for_it(binding, value):
     assert config.values(gin_files.load(FINETUNE, [binding]))[binding.partition("=")[0]] == value
 
 
-def test_macros_and_blocks_of_a_user_s_file(tmp_path):
+def test_macros_and_blocks_of_a_user_s_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.gin").write_text("include 'tiny.gin'\nWIDTH = 64\nRun:\n  seed = 3\n  batch_size = 8\nModel.width = %WIDTH\n")
-    experiment = gin_files.load([str(tmp_path / "mine.gin")], ["TRAIN_STEPS=%SEED", "SEED=7"])
+    experiment = gin_files.load(["~/mine.gin"], ["TRAIN_STEPS=%SEED", "SEED=7", "TEXT_FILES='my%20books/*.txt'"])
     assert (experiment.run.seed, experiment.run.batch_size, experiment.model.width, experiment.run.train_steps) == (3, 8, 64, 7)
+    assert experiment.corpus.text_files == "my%20books/*.txt"
 
 
 def test_the_settings_to_start_from_are_those_of_every_field_that_nothing_binds():
