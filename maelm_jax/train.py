@@ -62,8 +62,9 @@ def main(argv: list[str]) -> int:
         distributed.check_same_start(experiment, args.workdir)
         if args.dry_run:
             run_record.fetch(args.workdir)
-            experiment = start.find_starting_point(experiment, args.workdir).experiment
-            return plan.dry_run(experiment, args.workdir)
+            found = start.find_starting_point(experiment, args.workdir)
+            with_vocabulary = found.parent.workdir if found.parent else args.workdir
+            return plan.dry_run(found.experiment, with_vocabulary)
         with run_record.locked(args.workdir):
             run.pretrain(args.workdir, experiment, args.accept_new_data, began)
     return 0

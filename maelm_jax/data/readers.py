@@ -187,7 +187,7 @@ def _is_of_file(path: str, error: Exception) -> bool:
     in_bucket = storage.in_bucket(path)
     if isinstance(error, gzip.BadGzipFile | FileNotFoundError):
         return True
-    if isinstance(error, TimeoutError | ConnectionError):
+    if isinstance(error, TimeoutError | ConnectionError | MemoryError):
         return False
     if isinstance(error, OSError):
         if error.errno is None:  # of pyarrow: damaged data

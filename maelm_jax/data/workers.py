@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import multiprocessing
 import os
+import signal
 import threading
 import typing
 from multiprocessing import connection
@@ -82,6 +83,7 @@ def _compute(
 
 def _work(pipe: connection.Connection, function: typing.Callable):
     """Applies the function to jobs from the pipe, in a process of `_compute`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which kills this one
     # Work is divided among processes, so tokenizers needs no threads in each.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without this thread, a process whose parent was killed would end its job first.

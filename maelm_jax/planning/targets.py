@@ -17,10 +17,7 @@ MOST_GPUS_A_HOST = 8
 # Variable with the share of a GPU's memory that JAX takes at its start, and JAX's default.
 MEMORY_SHARE, DEFAULT_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"
 ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
     "TF_CPP_MIN_LOG_LEVEL": "3",
-    # A cached program of an accelerator cannot be loaded on a machine without one.
-    "JAX_ENABLE_COMPILATION_CACHE": "false",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_MIN_LOG_LEVEL": "4",  # else libtpu leaves logs in /tmp, of up to 1 GB
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -156,8 +153,7 @@ def gpu_description(model: str) -> str:
 def start_compiler(target: Target) -> list:
     """Configures JAX for a target and returns the devices to compile for.
 
-    JAX must not have been imported in this process before. Raises RunError if the compiler does not
-    start.
+    No device may be in use in this process yet. Raises RunError if the compiler does not start.
     """
     model = target.name.partition(":")[0]
     simulated = f"--xla_force_host_platform_device_count={target.count}"
@@ -166,6 +162,9 @@ def start_compiler(target: Target) -> list:
     import jax
     from jax.experimental import topologies
 
+    jax.config.update("jax_platforms", "cpu")  # no variables: JAX may have been imported
+    # A cached program of an accelerator cannot be loaded on a machine without one.
+    jax.config.update("jax_enable_compilation_cache", False)
     if model == "cpu":
         return jax.devices()
     try:

@@ -36,7 +36,9 @@ def describe_encoder(
     `lengths` are the slots of the rows, one value for each compiled shape.
     """
     model = experiment.model
-    calls = {f"encoder of {slots} slots": _encoder_call(model, slots) for slots in lengths}
+    calls = {}
+    for slots in lengths:
+        calls |= _encoder_calls(model, slots, f" of {slots} slots")
     return _describe_calls(calls, model, mesh)
 
 
@@ -60,12 +62,7 @@ def _calls(experiment: config.Experiment) -> dict[str, attention.Call]:
     """Returns the shapes of the attention of each part of the model in training."""
     model, length = experiment.model, experiment.corpus.sequence_length
     sizes = masking.budget(experiment.masking, length)
-    calls = {"encoder": _encoder_call(model, sizes.visible)}
-    if model.local_attention:
-        block = positions.choose_block(model.local_attention, sizes.visible)
-        calls["local layers"] = _encoder_call(model, block)._replace(
-            keys=min(3 * block, sizes.visible), has_dense_mask=True
-        )
+    calls = _encoder_calls(model, sizes.visible)
     if model.decoder_layers:
         decoder, has_bias = model.decoder, model.decoder_relative_bias
         slots = sizes.masked if model.decoder_slots == "masked" else length
@@ -75,6 +72,16 @@ def _calls(experiment: config.Experiment) -> dict[str, attention.Call]:
             calls["cross-attention"] = attention.describe_call(
                 decoder, slots, sizes.visible, 0.0, has_bias
             )
+    return calls
+
+
+def _encoder_calls(model: config.Model, slots: int, of: str = "") -> dict[str, attention.Call]:
+    calls = {f"encoder{of}": _encoder_call(model, slots)}
+    if model.local_attention:
+        block = positions.choose_block(model.local_attention, slots)
+        calls[f"local layers{of}"] = _encoder_call(model, block)._replace(
+            keys=min(3 * block, slots), has_dense_mask=True
+        )
     return calls
 
 

@@ -171,7 +171,8 @@ class StopSignals:
 
     def _record(self, number, _frame):
         self._received = number
-        signal.signal(number, signal.SIG_DFL)
+        for either in self._handlers:
+            signal.signal(either, signal.SIG_DFL)
         # A print could be interrupted by this handler, and then fail.
         os.write(2, b"\nsaving a checkpoint; a second signal ends the process at once\n")
 
