@@ -230,7 +230,8 @@ def seconds_table(args: argparse.Namespace) -> str:
     theirs = [sys.executable, program, args.encoder, *map(str, values)]
     seconds: dict[str, list[tuple[float, float]]] = {}
     for turn in range(args.seeds):
-        shutil.rmtree(cache, ignore_errors=True)
+        for used in (cache, folder / f"cold-{turn}", folder / f"warm-{turn}"):
+            shutil.rmtree(used, ignore_errors=True)  # a finished run would not train again
         commands = {
             f"{OURS}, empty cache": [*ours, f"--workdir={folder}/cold-{turn}"],
             f"{OURS}, full cache": [*ours, f"--workdir={folder}/warm-{turn}"],

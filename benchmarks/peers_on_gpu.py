@@ -68,7 +68,8 @@ def main():
     print(
         f"{steps} steps; seconds of a step: {seconds}; losses of short runs: {losses}", flush=True
     )
-    runs = [start(args, arm, rate, steps) for arm, rate in chosen]
+    save_every = steps // peers.CHECKPOINTS
+    runs = [start(args, arm, rate, steps, save_every) for arm, rate in chosen]
     for run in runs:
         run.wait()
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -82,12 +83,13 @@ def main():
             job.result()
 
 
-def start(args: argparse.Namespace, arm: str, rate: float | None, steps: int) -> Run:
-    """Starts the training of an arm. `rate` is None for ours: the recipe's."""
+def start(
+    args: argparse.Namespace, arm: str, rate: float | None, steps: int, save_every: int = 10**6
+) -> Run:
+    """Starts the training of an arm. `rate` is None for ours: the recipe's. Saving takes time."""
     choice = peers.Choice(ROWS, rate, peers.INITIALIZER_RANGES[0] if rate else None)
     folder = args.output / "runs" / f"{args.size}-{arm}-{rate}-{steps}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    save_every = steps // peers.CHECKPOINTS
     flags = ("--gin.Model.dtype=bfloat16",)
     plan = peers.Plan(arm, args.size, 0, choice, steps, save_every, folder, LOG_EVERY, flags)
     command = [sys.executable, *peers.training_command(args, plan)]

@@ -33,6 +33,7 @@ from maelm_jax import plotting, tables
 TITLES = {
     "bert": "BERT, PyTorch (run_mlm)",
     "modernbert": "ModernBERT, PyTorch",
+    "mpnet": "MPNet, PyTorch",
     "bert_recipe": "BERT, PyTorch, our recipe",
     "mlm": "MLM, ours",
     "mlm_modern": "MLM, ModernBERT's layers, ours",
@@ -155,15 +156,15 @@ def probe_of(task: str, runs: list[dict]) -> str:
 
 
 def seconds_to_peer(run: dict, runs: list[dict]) -> float | None:
-    """Returns the seconds until a run has the final loss of `bert` with its seed.
+    """Returns the seconds until a run has the final loss of `bert`, the mean over its seeds.
 
     Between checkpoints the loss is taken as linear. None: it does not get there, or there is no
     such run.
     """
-    peers = [peer for peer in runs_of("bert", runs) if peer["seed"] == run["seed"]]
+    peers = runs_of("bert", runs)
     if not peers:
         return None
-    target, curve = peers[0]["curve"][-1]["loss"], run["curve"]
+    target, curve = np.mean([peer["curve"][-1]["loss"] for peer in peers]), run["curve"]
     if curve[0]["loss"] <= target:
         return curve[0]["seconds"]
     for before, after in itertools.pairwise(curve):
