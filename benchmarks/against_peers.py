@@ -559,10 +559,7 @@ def parse_flags() -> argparse.Namespace:
     flags.add_argument("--heldout", required=True, help="glob of held-out text")
     flags.add_argument("--blimp", help="glob of files of minimal pairs; default: not scored")
     flags.add_argument("--blimp_pairs", type=int, default=500, help="of each paradigm, at most")
-    flags.add_argument(
-        "--glue",
-        help="folder of GLUE (SST-2, CoLA, MRPC, RTE, QQP, MNLI)",
-    )
+    flags.add_argument("--glue", help="folder of SST-2, CoLA, MRPC, RTE, QQP, MNLI; default: none")
     flags.add_argument("--arms", default=",".join(ARMS), help="default: all")
     flags.add_argument("--seeds", default="0", help="default: 0")
     flags.add_argument("--size", choices=CONFIGS, default="4x128", help="layers x width")

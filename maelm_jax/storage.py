@@ -122,8 +122,8 @@ def locked(path: str | os.PathLike, what: str) -> typing.Iterator[None]:
     with open(path, "wb") as file:
         if not try_lock(file):
             log.warning("another process %s; waiting for it", what)
-            if multiprocessing.current_process().name != "MainProcess":  # or both wait forever
-                log.warning('a script must do this under `if __name__ == "__main__":`')
+            if multiprocessing.current_process().name != "MainProcess":
+                log.warning('if it runs this script too, put it under `if __name__ == "__main__":`')
             while not try_lock(file):
                 time.sleep(LOCK_POLL_SECONDS)
         yield

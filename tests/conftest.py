@@ -71,14 +71,6 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def corpus_file() -> pathlib.Path:
-    """The held-out file of the real corpus; tests that need that very file skip where it is absent."""
-    if not CORPUS.exists():
-        pytest.skip("the corpus in ../shared/data is not here")
-    return CORPUS
-
-
-@pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
     """The folder of glue/ and squad/; tests that need it skip where it is absent."""
     if not (SHARED / "glue").is_dir():

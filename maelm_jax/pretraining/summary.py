@@ -73,7 +73,7 @@ def report_result(
     steps, lines = experiment.run.train_steps, metrics.read(workdir)
     evaluated = [line for line in lines if "eval_loss" in line and line["step"] == steps]
     if not evaluated:
-        print(f"done: step {steps}, where a signal had stopped the run before an evaluation")
+        print(f"done: step {steps}, which was not evaluated")
         return
     last = evaluated[-1]
     trained, heldout = experiment.masking.rate, experiment.evaluated.masking.rate

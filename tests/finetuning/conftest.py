@@ -91,12 +91,9 @@ def squad_json(draw: random.Random, count: int, every: int) -> dict:
 
 
 @pytest.fixture(scope="session")
-def corpus_vocabulary(corpus_file):
+def corpus_vocabulary(documents):
     """A vocabulary of real English."""
-    from maelm_jax.data import sources
-
-    settings = config.Vocabulary(size=4000, sample_megabytes=0.6)
-    return vocabulary_training.train(sources.documents_of(f"files:{corpus_file}", config.Corpus()), settings)
+    return vocabulary_training.train(documents, config.Vocabulary(size=4000, sample_megabytes=0.6))
 
 
 @pytest.fixture(scope="session")
