@@ -14,13 +14,14 @@ bert          BertForMaskedLM in PyTorch, as run_mlm.py trains it
 modernbert    ModernBertForMaskedLM in PyTorch, as its authors train it
 mpnet         MPNetForMaskedLM in PyTorch, as BERT: relative positions, as in our MAE-LM
 bert_recipe   BertForMaskedLM in PyTorch, with our mask rate, optimizer and schedule
+modernbert_recipe  ModernBertForMaskedLM in PyTorch, with the same
 mlm           our MLM with recipes/efficient.gin
 mlm_modern    the same with ModernBERT's layers (recipes/modern_layers.gin)
 mae_lm        our MAE-LM with recipes/efficient.gin
 mae_lm_cheap  the same with the cheap decoder (ablations/decoder_masked_only.gin)
 mae_lm_modern the same with ModernBERT's layers as well
 
-peer_training.py trains the first four, and says how. Ours are the command maelm_jax.train. All
+peer_training.py trains the first five, and says how. Ours are the command maelm_jax.train. All
 arms read the same rows of 128 tokens in the same order, with the same vocabulary of 8,192 ids. The
 learning rates, the batch sizes and the scale of the initial weights of the PyTorch arms are chosen
 on the held-out text by short runs. Ours are those of the recipe.
@@ -99,6 +100,7 @@ ARMS = {
     "mpnet": Arm(rates=(5e-4, 1e-3, 2e-3), batch_sizes=(8, 16)),
     "modernbert": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
     "bert_recipe": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
+    "modernbert_recipe": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
     "mlm": Arm(("--gin_file=mlm.gin",)),
     "mlm_modern": Arm(("--gin_file=mlm.gin", *MODERN_LAYERS)),
     "mae_lm": Arm(),

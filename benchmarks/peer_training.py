@@ -18,6 +18,8 @@ modernbert   ModernBertForMaskedLM as its authors train it. 30% are selected, 80
 bert_recipe  BertForMaskedLM with the mask rate (40%, always [MASK]), the optimizer (Muon for the
              matrices of the layers, AdamW for the rest) and the schedule (wsd) of
              recipes/efficient.gin.
+modernbert_recipe  ModernBertForMaskedLM with the same. Its queries, keys and values are one matrix
+             for Muon, and so are its two matrices of the feed-forward block.
 
 All: no dropout, because most rows are read once or twice; gradients clipped to a global norm of 1
 (2 in the recipe); scaled_dot_product_attention (MPNet has none); one thread; fused AdamW;
@@ -33,6 +35,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 
 # Before torch is imported: one thread, no pool of compiling processes, and no programs of earlier
@@ -71,7 +74,7 @@ def main():
         with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
             loss = compiled(input_ids=inputs, attention_mask=attention_mask, labels=labels).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0 if is_recipe(args) else 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0 if is_recipe(args.arm) else 1.0)
         factor = rate_factor(args.arm, step, args.steps, args.warmup)
         for optimizer, of_groups in zip(optimizers, peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, of_groups, strict=True):
@@ -124,7 +127,7 @@ def make_model(args: argparse.Namespace, special: dict, length: int) -> torch.nn
         "attn_implementation": "eager" if args.arm == "mpnet" else "sdpa",
         "initializer_range": args.initializer_range,
     }
-    if args.arm != "modernbert":
+    if not args.arm.startswith("modernbert"):
         shape |= {
             "intermediate_size": 4 * args.width,
             "hidden_dropout_prob": 0.0,
@@ -156,13 +159,13 @@ def mask_tokens(ids: torch.Tensor, arm: str, special: dict) -> tuple[torch.Tenso
         arm: Decides how many tokens are selected, and what replaces them.
         special: Ids of special tokens, which are never selected.
     """
-    rate = {"modernbert": 0.30, "bert_recipe": 0.40}.get(arm, 0.15)
+    rate = 0.40 if is_recipe(arm) else {"modernbert": 0.30}.get(arm, 0.15)
     names = ("bos", "pad", "eos", "unk", "mask")
     never = torch.tensor([special[name] for name in names], device=DEVICE)
     selected = (torch.rand(ids.shape, device=DEVICE) < rate) & ~torch.isin(ids, never)
     labels = torch.where(selected, ids, -100)
     inputs = torch.where(selected, special["mask"], ids)
-    if arm != "bert_recipe":
+    if not is_recipe(arm):
         kind = torch.rand(ids.shape, device=DEVICE)
         inputs = torch.where(
             selected & (kind < 0.2), torch.randint_like(ids, special["size"]), inputs
@@ -174,11 +177,11 @@ def mask_tokens(ids: torch.Tensor, arm: str, special: dict) -> tuple[torch.Tenso
 def make_optimizers(args: argparse.Namespace, model: torch.nn.Module) -> list:
     """Returns the optimizers of the arm. Their rates are the peaks."""
     parameters = dict(model.named_parameters())
-    if is_recipe(args):
+    if is_recipe(args.arm):
         matrices = {
             name: parameter
             for name, parameter in parameters.items()
-            if ".layer." in name and parameter.ndim == 2
+            if re.search(r"\.layers?\.", name) and parameter.ndim == 2
         }
         others = [value for name, value in parameters.items() if name not in matrices]
         muon = torch.optim.Muon(
@@ -216,9 +219,9 @@ def rate_factor(arm: str, step: int, steps: int, warmup: int) -> float:
     return 1 - (1 - left) ** 0.5 if arm == "modernbert" else left
 
 
-def is_recipe(args: argparse.Namespace) -> bool:
+def is_recipe(arm: str) -> bool:
     """Returns whether the arm has the settings of recipes/efficient.gin."""
-    return args.arm == "bert_recipe"
+    return arm.endswith("_recipe")
 
 
 def save(model: torch.nn.Module, args: argparse.Namespace, step: int):
@@ -251,7 +254,7 @@ def parse_flags() -> argparse.Namespace:
     flags = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arms = ("bert", "mpnet", "modernbert", "bert_recipe")
+    arms = ("bert", "mpnet", "modernbert", "bert_recipe", "modernbert_recipe")
     flags.add_argument("--arm", choices=arms, required=True)
     flags.add_argument("--inputs", type=pathlib.Path, required=True, help="prepared inputs")
     flags.add_argument("--output", type=pathlib.Path, required=True, help="folder to write")

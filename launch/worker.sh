@@ -28,6 +28,7 @@ state() (
 
 case ${1:-} in
   install)
+    rm -f status # of an earlier run
     [ -x ~/.local/bin/uv ] || curl -LsSf https://astral.sh/uv/install.sh | sh
     ~/.local/bin/uv venv -q --allow-existing --python 3.11
     ~/.local/bin/uv pip install -q -c requirements.txt -e ".[$2]"

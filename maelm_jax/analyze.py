@@ -119,7 +119,7 @@ def _flags() -> argparse.ArgumentParser:
         "4 characters a token; default 1 million"
     )
     flags.add_argument("--tokens", type=cli.whole_number(1), default=1_000_000, help=tokens)
-    sets = "disjoint sets of tokens for the confidence intervals, at most; default 5"
+    sets = "disjoint sets of tokens, whose lowest and highest ranks are shown, at most; default 5"
     flags.add_argument("--sets", type=cli.whole_number(1), default=5, help=sets)
     step = "step of the checkpoints to measure; default: the newest of each run"
     flags.add_argument("--step", type=cli.whole_number(0), metavar="N", help=step)

@@ -21,6 +21,8 @@ FINETUNE_MEMORY = "use a smaller Grid.batch_size"
 FAILING_MACHINE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENXIO),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+    # Of network file systems that are away
+    *(errno.ESHUTDOWN, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH),
 )
 
 Main = collections.abc.Callable[[list[str]], int | None]  # a command: arguments -> exit status

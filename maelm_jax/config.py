@@ -182,7 +182,9 @@ class Vocabulary(Settings):
     file: Text | None = setting(
         None, "SentencePiece .model or Hugging Face tokenizer.json. None trains one."
     )
-    size: int = setting(32768, "Ids, special tokens included. Not read with `file`.", "ids", ge=300)
+    size: Positive = setting(
+        32768, "Ids, special tokens included; 300 or more. Not read with `file`.", "ids"
+    )
     cased: bool = setting(False, "True keeps upper case. Not read with `file`.")
     sample_megabytes: float = setting(
         64.0,
@@ -190,6 +192,9 @@ class Vocabulary(Settings):
         "MB",
         gt=0,
     )
+
+    def check(self):
+        self.require(self.file is not None or self.size >= 300, "size must be 300 or more")
 
 
 @declare

@@ -1,8 +1,8 @@
-"""Starts a training command on CPU again, with an allocator that asks for huge pages.
+"""Starts a training command on CPU again, with an allocator that asks for huge pages and keeps them.
 
-glibc reads the option of its allocator (GLIBC_TUNABLES) only when a process starts. A training step
-on CPU allocates and frees gigabytes. Huge pages make it 4% to 6% faster than pages of 4 KiB
-(docs/notes/performance.md).
+glibc reads the options of its allocator (GLIBC_TUNABLES) only when a process starts. A training
+step on CPU allocates and frees hundreds of megabytes to gigabytes. The kernel clears each page that
+it hands out, for up to a fifth of the step (docs/notes/performance.md).
 """
 
 import glob
@@ -13,6 +13,12 @@ import sys
 import typing
 
 NOT_TRAINING = ("-h", "--help", "--dry_run", "--predict")  # flags
+# Blocks of up to 512 MiB are reused from step to step. Of larger ones the heap would grow by another
+# block now and then. XLA frees them on another thread, so there is one heap.
+TUNABLES = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
+    ":glibc.malloc.mmap_threshold=536870912:glibc.malloc.trim_threshold=536870912"
+)
 ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")  # files under /dev
 
 
@@ -37,7 +43,7 @@ def use_huge_pages(argv: typing.Sequence[str]):
         os.execve(
             sys.executable,
             [sys.executable, *sys.orig_argv[1:]],
-            os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+            os.environ | {"GLIBC_TUNABLES": TUNABLES},
         )
 
 

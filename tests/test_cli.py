@@ -11,7 +11,7 @@ import jax
 import pytest
 from testing import ROOT
 
-from maelm_jax import cli, config, finetune, gin_files, storage
+from maelm_jax import cli, config, finetune, gin_files, huge_pages, storage
 from maelm_jax.finetuning import labelled_data
 
 CODE = "import os, sys; from maelm_jax import cli; cli.run(lambda argv: print(os.environ.get('GLIBC_TUNABLES'), os.getpid(), *argv), trains=True)"
@@ -23,7 +23,7 @@ def test_a_command_asks_for_huge_pages_where_it_may():
     environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     process = subprocess.Popen([sys.executable, "-c", CODE, "a b", "c"], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     words = process.communicate()[0].split()
-    expected = ["glibc.malloc.hugetlb=1" if may else "None", str(process.pid), "a", "b", "c"]
+    expected = [huge_pages.TUNABLES if may else "None", str(process.pid), "a", "b", "c"]
     assert words == expected, "the same process, the same arguments"
 
 
@@ -36,6 +36,7 @@ def test_a_command_asks_for_huge_pages_where_it_may():
         (OSError(errno.EACCES, "Permission denied", "some/path"), 2, "some/path"),
         (OSError(errno.EROFS, "Read-only file system", "from", None, "to"), 2, "to"),
         (OSError(errno.EIO, "Input/output error", "some/path"), 1, "some/path"),
+        (OSError(errno.ENOTCONN, "Transport endpoint is not connected", "some/path"), 1, "some/path"),
         (OSError(errno.ENOSPC, "No space left on device", "some/path"), 1, "some/path"),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: writing some/path: No space left on device"), 1, "some/path"),
         (MemoryError(), 1, "smaller batch"),

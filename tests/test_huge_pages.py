@@ -40,7 +40,7 @@ def test_training_on_cpu_starts_again_with_the_same_arguments(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "maelm_jax.train", *TRAINING])
     program, arguments, environment = start_of(TRAINING)
     assert program == sys.executable and arguments == [sys.executable, "-m", "maelm_jax.train", *TRAINING]
-    assert environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert environment["GLIBC_TUNABLES"] == huge_pages.TUNABLES
 
 
 @pytest.mark.parametrize("flag", ["--help", "--dry_run", "--predict=dev.tsv"])

@@ -102,11 +102,18 @@ def draw(results: dict, folder: pathlib.Path) -> dict[str, str]:
 
 
 def find_pairs(runs: Runs) -> list[tuple[dict, dict]]:
-    """Returns the pairs (source run, run fine-tuned from it) whose members are both in `runs`."""
+    """Returns the pairs (source run, run fine-tuned from it) whose members are both in `runs`.
+
+    A source that was measured at another step than the fine-tuning began from is left out.
+    """
     by_path = {pathlib.Path(run["workdir"]).resolve(): run for run in runs}
     tuned = [run for run in runs if run["fine_tuned"]]
     pairs = [(by_path.get(pathlib.Path(run["started_from"]).resolve()), run) for run in tuned]
-    return [(source, run) for source, run in pairs if source]
+    return [
+        (source, run)
+        for source, run in pairs
+        if source and source["step"] == run["started_step"]
+    ]
 
 
 def _save(figure: Figure, folder: pathlib.Path):

@@ -15,15 +15,16 @@ LEAST_PER_DIMENSION = 20  # no rank is reported from fewer tokens for each dimen
 ALONE_DEGREES = 45.0
 
 
-def spectrum(moment: np.ndarray) -> np.ndarray:
+def spectrum(moment: np.ndarray, largest: float | None = None) -> np.ndarray:
     """Eigenvalues of a second moment [D, D], largest first, float64 [D].
 
     The products of states are summed in float32. An eigenvalue below D x 2^-24 of the largest is
     within the rounding error of that sum, so it is set to 0. `numpy.linalg.matrix_rank` has a
-    similar rule.
+    similar rule. For a centred moment, `largest` is the largest eigenvalue before centring.
     """
     values = np.linalg.eigvalsh(moment)[::-1]
-    return np.where(values > len(values) * 2.0**-24 * values[0], values, 0.0)
+    largest = values[0] if largest is None else largest
+    return np.where(values > len(values) * 2.0**-24 * largest, values, 0.0)
 
 
 def effective_rank(values: np.ndarray, tau: float) -> int:
@@ -33,6 +34,8 @@ def effective_rank(values: np.ndarray, tau: float) -> int:
     first, float64 [D].
     """
     cumulated = np.cumsum(values)
+    if not cumulated[-1]:  # the centred states of [MASK] are all 0 where no position is added
+        return 0
     return int(np.searchsorted(cumulated, tau * cumulated[-1]) + 1)
 
 
@@ -101,7 +104,7 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
 def _describe_tokens(moments, parts: list, tau: float) -> dict:
     """Ranks and spectra of one layer. `parts` are the sets with enough tokens for a rank."""
     values = spectrum(moments.second())
-    centred = spectrum(moments.second(centred=True))
+    centred = spectrum(moments.second(centred=True), values[0])
     rank = effective_rank(values, tau)
     by_set = [effective_rank(spectrum(part.second()), tau) for part in parts]
     return {
@@ -126,11 +129,12 @@ def mask_alone(real: np.ndarray, mask, tau: float) -> dict:
         dimensions: Number of dimensions of the [MASK] span at more than `ALONE_DEGREES` from it.
         principal_angles: Angles between the spans in degrees, ascending.
     """
-    basis = span(real, tau)
-    angles = principal_angles(basis, span(mask.second(), tau))
+    basis, second, centred = span(real, tau), mask.second(), mask.second(centred=True)
+    varies = spectrum(centred, spectrum(second)[0]).any()
+    angles = principal_angles(basis, span(second, tau))
     return {
-        "share_outside": share_outside(mask.second(), basis),
-        "variance_outside": share_outside(mask.second(centred=True), basis),
+        "share_outside": share_outside(second, basis),
+        "variance_outside": share_outside(centred, basis) if varies else 0.0,
         "dimensions": int((angles > ALONE_DEGREES).sum()),
         "principal_angles": angles.tolist(),
     }

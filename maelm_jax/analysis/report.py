@@ -84,7 +84,7 @@ def runs_table(results: dict) -> str:
             (
                 run["name"],
                 f"{model['layers']} x {model['width']}",
-                model["decoder_layers"],
+                "-" if run["fine_tuned"] else model["decoder_layers"],
                 _delta(masking) if masking else "-",
                 f"{masking['rate']:g}" if masking else "-",
                 f"{run['measured_masking']['rate']:g}",
@@ -186,7 +186,9 @@ def mask_table(results: dict) -> str | None:
 
 def render(results: dict, files: dict[str, str]) -> str:
     """Returns the text of report.md. `files` is {title of a figure: file name}."""
-    has_decoder = any(run["model"]["decoder_layers"] for run in results["runs"])
+    has_decoder = any(
+        run["model"]["decoder_layers"] and not run["fine_tuned"] for run in results["runs"]
+    )
     of_mask = mask_table(results)
     parts = [
         "# Effective rank",

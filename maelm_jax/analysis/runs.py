@@ -19,6 +19,7 @@ from maelm_jax import config, gin_files, storage
 from maelm_jax.analysis import moments, ranks
 from maelm_jax.data import batches, packing, prepare, vocabularies
 from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.finetuning import session
 from maelm_jax.model import attention, keys
 from maelm_jax.training import checkpoint, metrics, run_record, run_rows
 
@@ -193,6 +194,7 @@ def measure(run: MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int
         "workdir": run.path,
         "step": run.step,
         "started_from": started_from(experiment),
+        "started_step": read_started_step(run.path) if experiment.finetune else None,
         "model": dataclasses.asdict(experiment.model),
         "masking": dataclasses.asdict(training.masking) if training else None,
         "measured_masking": dataclasses.asdict(experiment.evaluated.masking),
@@ -218,14 +220,25 @@ def started_from(experiment: config.Experiment) -> str | None:
     return experiment.run.continue_from or experiment.run.init_from
 
 
+def read_started_step(workdir: str) -> int | None:
+    """Returns the step of the checkpoint that a run was fine-tuned from."""
+    record = pathlib.Path(workdir) / session.INPUTS
+    return storage.read_json(record)["start_step"] if record.is_file() else None
+
+
 def read_loss_curve(run: MeasuredRun) -> dict[str, list]:
     """Returns the evaluations of a pretraining run, after those of the runs that it goes on from.
+
+    Runs with another held-out loss, as those of a causal phase, are left out.
 
     Returns:
         Lists `tokens` (of training), `losses` (nats) and `unigrams` (unigram cross-entropy, nats).
     """
     result: dict[str, list] = {"tokens": [], "losses": [], "unigrams": []}
-    for curve in run_record.loss_curves(run.path, run.step) if run.training else ():
+    curves = run_record.loss_curves(run.path, run.step) if run.training else []
+    for curve in curves:
+        if curve.evaluated != curves[-1].evaluated:
+            continue
         evaluations = [line for line in curve.lines if "unigram" in line]
         result["tokens"] += [curve.tokens_after(line["step"]) for line in evaluations]
         result["losses"] += [line["eval_loss"] for line in evaluations]
@@ -262,6 +275,8 @@ def measure_steps(
     measure_batch = _compile(run, layers=(run.experiment.model.layers,))
     result = []
     for step in checkpoint.all_steps(run.path):
+        if step not in checkpoint.all_steps(run.path):
+            continue  # the run still trains, and has removed it
         at_step = run._replace(step=step, params=Encoder.load(run.path, step).tree())
         moments_by_set = _measure_sets(at_step, measure_batch, rows, sets, seed)
         described = ranks.describe(moments_by_set, 0, tau)

@@ -284,7 +284,7 @@ class TokenizerJsonVocabulary(Vocabulary):
             for key in NAMES
         )
         # `encode_special_tokens` makes text of what is marked as special. That shall be the five.
-        for token in self.file.get("added_tokens", []):
+        for token in self.file.setdefault("added_tokens", []):
             token["special"] = token["id"] in self.special_ids
         self.model = tokenizers.Tokenizer.from_str(json.dumps(self.file))
         self.model.encode_special_tokens = True

@@ -54,6 +54,13 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
         adopted = keep_raised(adopted, model) | {"decoder_relative_bias": False}
     else:
         adopted["max_positions"] = max(adopted["max_positions"], length)
+        is_reference = adopted.get("relative_buckets") == "reference"
+        if is_reference and settings["max_positions"] < min(length, settings["max_distance"]):
+            raise config.ConfigError(
+                f"Corpus.sequence_length {length}: the numbers of the relative buckets of "
+                f"{encoder_source.path} depend on its {settings['max_positions']} positions. Lower "
+                "it to that"
+            )
     changes = [
         f"Model.{name}: {getattr(model, name)!r} -> {value!r}"
         for name, value in adopted.items()

@@ -43,6 +43,10 @@ def check_format(format: str, encoder: "Encoder", path: str):
     size = encoder.vocabulary.size
     published.check_special_ids(encoder.vocabulary.special, size, "the vocabulary")
     misfits = published.list_misfits(encoder.model)
+    if encoder.model.decoder_layers and encoder.mask_fraction:
+        misfits.append("Masking.encoder_mask_fraction is not 0")
+    if encoder.renumber:
+        misfits.append("Masking.renumber is True")
     if encoder.head:
         misfits.append("it has the head of a fine-tuned run")
     elif "head/bias" not in encoder.params:
@@ -60,7 +64,9 @@ def write(format: str, folder: pathlib.Path, encoder: "Encoder", dtype: str = "f
     if format == "reference":
         encoder.vocabulary.save(folder)
         size = encoder.vocabulary.size
-        parameters = published.write(folder / "model.pt", encoder.params, encoder.model, size)
+        parameters = published.write(
+            folder / "model.pt", encoder.params, encoder.model, size, encoder.length
+        )
         return Written("the reference's layout", parameters)
     pair = families.choose_pair_format(encoder.model)
     try:
@@ -68,6 +74,7 @@ def write(format: str, folder: pathlib.Path, encoder: "Encoder", dtype: str = "f
     except tokenizer.NoEqual as error:
         print(f"no tokenizer.json: {error}")
         encoder.vocabulary.save(folder)
+        tokenizer.write_longest_input(folder, encoder.length)
     for name, content in encoder.module_files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)

@@ -115,11 +115,15 @@ def list_misfits(model: config.Model) -> list[str]:
 
 
 def write(
-    path: os.PathLike, params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int
+    path: os.PathLike,
+    params: dict[str, np.ndarray],
+    model: config.Model,
+    vocabulary_size: int,
+    length: int,
 ) -> int:
     """Writes a .pt file in the checkpoint layout of the reference implementation. Needs PyTorch.
 
-    `args` holds the architecture. `model` holds the state dict with its tied copies. There is no
+    `args` holds the architecture, and `length`, the longest input. `model` holds the state dict with its tied copies. There is no
     training state, so the reference can start from the file but cannot resume from it.
 
     Returns:
@@ -130,7 +134,7 @@ def write(
         "arch": "ae",
         "rel_pos": int(model.relative_buckets != "none"),
         "decoder_rel_pos": 0,
-        "tokens_per_sample": model.max_positions,
+        "tokens_per_sample": length,
     }
     for name in ("embed_dim", "ffn_embed_dim", "attention_heads"):
         args[f"decoder_{name}"] = args[f"encoder_{name}"]
@@ -144,6 +148,7 @@ class Checkpoint(typing.NamedTuple):
 
     settings: dict[str, typing.Any]  # the fields of config.Model that it determines
     tensors: dict[str, np.ndarray]
+    length: int | None  # the longest input, if it is stated
 
 
 def read(path: str | os.PathLike) -> Checkpoint:
@@ -160,7 +165,7 @@ def read(path: str | os.PathLike) -> Checkpoint:
         tensors, args = content["model"], getattr(content.get("args"), "__dict__", {})
         names = {field: _ARGUMENTS[field] for field in ("heads", "max_distance")}
         stated = {field: args[name] for field, name in names.items() if name in args}
-        return Checkpoint(read_settings(tensors) | stated, tensors)
+        return Checkpoint(read_settings(tensors) | stated, tensors, args.get("tokens_per_sample"))
 
 
 def read_settings(tensors: layouts.Tensors) -> dict[str, typing.Any]:

@@ -325,7 +325,7 @@ def _find_published(file: pathlib.Path, vocabulary: str | None) -> EncoderSource
         kind="checkpoint of the reference",
         settings=stored.settings,
         vocabulary=vocabulary,
-        length=model.max_positions,
+        length=min(stored.length or model.max_positions, model.max_positions),
         mask_fraction=0.0 if model.decoder_layers else 1.0,
         _read_tensors=read_tensors,
     )

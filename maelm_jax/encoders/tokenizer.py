@@ -169,9 +169,9 @@ def build(vocabulary: vocabularies.Vocabulary, pair: PairFormat):
     from tokenizers import processors
 
     if isinstance(vocabulary, vocabularies.TokenizerJsonVocabulary):
-        tokenizer = tokenizers.Tokenizer.from_str(vocabulary.content.decode("utf-8"))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
+        # Special are the five that the vocabulary takes: MPNet's file has <unk> and [UNK].
+        changed = {name: vocabulary.file[name] for name in ("added_tokens", "truncation", "padding")}
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(json.loads(vocabulary.content) | changed))
     else:
         tokenizer = _convert_sentencepiece(vocabulary.content)
     bos, eos = (tokenizer.id_to_token(index) for index in (vocabulary.bos, vocabulary.eos))
@@ -382,6 +382,12 @@ def choose_vocabulary(folder: pathlib.Path, pad: int | None) -> str:
             f"{largest.pad}. Correct the one that the weights were not trained with"
         )
     return str(folder / largest.FILE)
+
+
+def write_longest_input(folder: pathlib.Path, length: int):
+    """Writes what `read_longest_input` reads, for a folder without tokenizer.json."""
+    content = json.dumps({"model_max_length": length}) + "\n"
+    (folder / "tokenizer_config.json").write_text(content, encoding="utf-8")
 
 
 def read_longest_input(folder: pathlib.Path, positions: int) -> int:

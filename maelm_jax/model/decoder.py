@@ -55,7 +55,9 @@ class Decoder(nnx.Module):
         bias, cross = self.relative_bias, None
         if "cross" in settings.decoder_attention:
             terms = layers.compute_terms(settings, slots, encoded_slots, x.dtype, bias)
-            cross = layers.CrossAttentionInputs(self._resize_states(encoded), terms)
+            visible = jnp.where(encoded_slots.segments > 0, encoded_slots.segments, -1)
+            has_keys = (slots.segments[:, :, None] == visible[:, None, :]).any(axis=2)
+            cross = layers.CrossAttentionInputs(self._resize_states(encoded), terms, has_keys)
         causal = settings.decoder_causal
         terms = layers.compute_terms(settings, slots, slots, x.dtype, bias, causal)
         return stack.run(self.blocks, x, terms, settings, cross=cross)

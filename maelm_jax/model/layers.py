@@ -12,7 +12,7 @@ import typing
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import attention
@@ -165,6 +165,9 @@ class CrossAttentionInputs(typing.NamedTuple):
 
     states: Float[Array, "B S D"]
     terms: attention.ScoreTerms
+    # Whether a query has a visible token in its segment. The attention of the others would be an
+    # average of other segments. It is 0 instead.
+    has_keys: Bool[Array, "B T"]
 
 
 # What a block attends to: its own states, these and then the encoder's, or the encoder's only.
@@ -220,17 +223,28 @@ class Block(nnx.Module):
         weight_keys, attention_keys, feed_forward_keys = split_keys(keys, 3)
         x, y, carrier = state
         if self.attends_to == "cross":
-            output = self.attention(y, *cross, weight_keys).states
+            output = self._attend_to_encoder(self.attention, y, cross, weight_keys)
         else:
             terms = terms._replace(carrier=carrier)
             output, carrier = self.attention(y, y, terms, weight_keys)
         x = self._add(x, y, dropout(output, self.dropout, attention_keys))
         y = self.attention_norm(x)
         if self.attends_to == "self+cross":
-            x = self._add(x, y, self.cross_attention(y, *cross).states)
+            x = self._add(x, y, self._attend_to_encoder(self.cross_attention, y, cross))
             y = self.cross_attention_norm(x)
         x = self._add(x, y, dropout(self.feed_forward(y), self.dropout, feed_forward_keys))
         return LayerState(x, self.feed_forward_norm(x), carrier)
+
+    def _attend_to_encoder(
+        self,
+        attend: Attention,
+        y: Float[Array, "B T D"],
+        cross: CrossAttentionInputs,
+        keys: Key[Array, " B"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Returns the output of cross-attention."""
+        output = attend(y, cross.states, cross.terms, keys).states
+        return jnp.where(cross.has_keys[:, :, None], output, jnp.zeros((), output.dtype))
 
     def _add(
         self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], output: Float[Array, "B T D"]

@@ -34,7 +34,7 @@ def budget(masking: config.Masking, length: int) -> Budget:
     Of a full row, floor(rate L) or ceil(rate L) tokens are masked if so many are eligible. A drawn
     word or span is masked whole, so V and M each have slots for one unit more. A row with fewer
     eligible tokens masks fewer. V may then be too small, and its last visible tokens are left out.
-    At rate 0.4 this happens if each line is one word, because `<s>` and `</s>` are not masked.
+    At rate 0.4 this happens if each document is one word, because `<s>` and `</s>` are not masked.
 
     V is rounded up to a multiple of 8, at most L.
     """

@@ -15,7 +15,8 @@ GIB = 2**30
 DESCRIPTIONS = pathlib.Path(__file__).parent / "gpu_descriptions"
 MOST_GPUS_A_HOST = 8
 # Variable with the share of a GPU's memory that JAX takes at its start, and JAX's default.
-MEMORY_SHARE, DEFAULT_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"
+MEMORY_SHARE, DEFAULT_MEMORY_SHARE = "XLA_CLIENT_MEM_FRACTION", "0.75"
+OLD_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # the same; JAX reads it too
 ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -128,7 +129,8 @@ def _tpu_slice(name: str, tpu: Tpu, chips: int) -> Target:
 def _gpu_cluster(name: str, model: str, hosts: int, gpus: int) -> Target:
     gpu, description = GPUS[model], gpu_description(model)
     whole = float(re.search(r"device_memory_size: (\d+)", description)[1])
-    share = float(os.environ.get(MEMORY_SHARE, DEFAULT_MEMORY_SHARE))
+    given = os.environ.get(MEMORY_SHARE) or os.environ.get(OLD_MEMORY_SHARE)
+    share = float(given or DEFAULT_MEMORY_SHARE)
     count = hosts * gpus
     return Target(
         name,

@@ -117,8 +117,10 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
     checkpoints = checkpoint.Checkpoints(workdir, keep_every=experiment.run.keep_every)
     with loop.closing(writer, checkpoints):
         loop.run(job, initial.state, initial.step, writer, checkpoints)
-    if not jax.process_index():
-        summary.report_result(workdir, experiment, began, baseline)
+    # JAX ends the others if they wait for more than SHUTDOWN_SECONDS at their exit.
+    with distributed.process_zero_first("result is reported"):
+        if not jax.process_index():
+            summary.report_result(workdir, experiment, began, baseline)
 
 
 def make_batches(

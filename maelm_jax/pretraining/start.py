@@ -8,6 +8,7 @@
 
 import collections.abc
 import dataclasses
+import math
 import typing
 
 import jax
@@ -148,6 +149,7 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
             f"Run.continue_from={name}: its learning rate is 0 after step {step_number}, so "
             "nothing is left to decay. Name a checkpoint before its decay, as WORKDIR@STEP"
         )
+    _check_muon(theirs.optimizer, experiment.optimizer, name)
     checkpoint.verify(checkpoint.folder_of(workdir) / str(step_number))
     if not checkpoint.has_optimizer_state(workdir, step_number):
         raise config.ConfigError(
@@ -158,6 +160,20 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
     tokens = rows * theirs.corpus.sequence_length + (before.tokens if before else 0)
     rows_read = rows + (before.rows_read if before else 0)
     return run_record.Parent(workdir, step_number, tokens, rate, rows_read, changes)
+
+
+def _check_muon(theirs: config.Optimizer, ours: config.Optimizer, name: str):
+    """Raises ConfigError if Muon's learning rate would not begin where it stood.
+
+    A run goes on at the AdamW rate of its parent. Muon's is always in the same ratio to it.
+    """
+    ratios = [one.muon_learning_rate / one.learning_rate for one in (theirs, ours)]
+    goes_on = ours.schedule == "decay" or ours.warmup_steps > 0
+    if ours.kind == "muon" and goes_on and not math.isclose(*ratios):
+        raise config.ConfigError(
+            f"Run.continue_from={name}: Optimizer.muon_learning_rate / Optimizer.learning_rate is "
+            f"{ratios[0]:g} there, {ratios[1]:g} here. Set both as they were, or in this ratio"
+        )
 
 
 def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: str) -> list[str]:
@@ -172,7 +188,8 @@ def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: st
         free.add("max_positions")
     parts = [config.field_names(config.Model, part) for part in ("encoder", "decoder")]
     fixed = {f"Model.{name}" for part in parts for name in part if name not in free}
-    fixed.add("Optimizer.kind")
+    # Whether some parameters do not decay is a part of the structure of the optimiser's state.
+    fixed |= {"Optimizer.kind", "Optimizer.decay_norms_and_biases"}
     if not (file := ours.vocabulary.file):
         fixed |= {"Vocabulary.size", "Vocabulary.cased"}
     elif vocabularies.load(file).fingerprint != run_record.load_vocabulary(parent).fingerprint:

@@ -7,7 +7,9 @@ before the checkpoint is complete, and every reader verifies it.
 """
 
 import base64
+import collections.abc
 import concurrent.futures
+import contextlib
 import errno
 import hashlib
 import json
@@ -114,7 +116,8 @@ def read_params(workdir: str, step: int | None = None) -> dict:
     selection = ocp.args.PyTreeRestore(
         item={"params": shapes}, partial_restore=True, restore_args={"params": as_numpy}
     )
-    return handler.restore(folder / ITEM, args=selection)["params"]
+    with _storage_errors(folder):
+        return handler.restore(folder / ITEM, args=selection)["params"]
 
 
 def restore_params(workdir: str, like: dict, step: int | None = None) -> dict:
@@ -143,7 +146,8 @@ def restore(workdir: str, step: int, like: typing.Any) -> typing.Any:
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like
     )
-    return handler.restore(folder, args=ocp.args.StandardRestore(shapes))
+    with _storage_errors(folder):
+        return handler.restore(folder, args=ocp.args.StandardRestore(shapes))
 
 
 def restore_newest(workdir: str, like: typing.Any) -> Restored | None:
@@ -262,7 +266,8 @@ class Checkpoints:
         if not storage.in_bucket(self._folder):
             self._check_disk(state)
         self._saving = step
-        self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
+        with _storage_errors(self._folder):
+            self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
 
     def _check_disk(self, state: typing.Any):
         # All processes write to this disk, each a part of the state.
@@ -280,9 +285,10 @@ class Checkpoints:
         write_checksums(unnamed if unnamed.exists() else self._folder / str(self._saving))
 
     def wait(self):
-        """Waits until the write has ended. Raises the error of a write that failed."""
+        """Waits until the write has ended. Raises RunError or OSError if it failed."""
         try:
-            self._manager.wait_until_finished()
+            with _storage_errors(self._folder):
+                self._manager.wait_until_finished()
         except Exception:
             self.check_in_place()  # a better reason, if it is one
             raise
@@ -290,9 +296,27 @@ class Checkpoints:
 
     def close(self):
         """Waits for the write in progress and frees Orbax's threads."""
-        self._manager.close()
+        with _storage_errors(self._folder):
+            self._manager.close()
         if self._opened is not None:
             os.close(self._opened)
+
+
+@contextlib.contextmanager
+def _storage_errors(folder: epath.Path) -> collections.abc.Iterator[None]:
+    """Raises RunError where TensorStore raises ValueError: for every failure of a disk or bucket.
+
+    A ValueError would count as wrong input, with which a run is not started again.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:500]
+        raise RunError(
+            f"{folder}: {reason}; free some space or mend the storage, then start again"
+        ) from error
 
 
 def write_checksums(folder: epath.Path):

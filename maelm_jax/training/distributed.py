@@ -14,6 +14,8 @@ import os
 import pathlib
 import re
 import secrets
+import signal
+import time
 
 import jax
 import numpy as np
@@ -86,6 +88,8 @@ def joined(
         )
     except (RuntimeError, ValueError) as error:
         raise config.RunError(f"--coordinator={coordinator}: {str(error)[:300]}") from error
+    if jax.process_count() == 1:  # JAX has taken SIGTERM, and only several processes ask it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if jax.process_index():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     yield
@@ -164,7 +168,7 @@ def check_shared_folder(workdir: str):
         folder.mkdir(parents=True, exist_ok=True)
         marker.touch()
     multihost_utils.sync_global_devices("workdir is marked")
-    is_visible = marker.exists()
+    is_visible = _appears(marker)
     multihost_utils.sync_global_devices("workdir is seen")
     if not jax.process_index():
         marker.unlink()
@@ -173,6 +177,21 @@ def check_shared_folder(workdir: str):
             f"process {jax.process_index()} has another view of the workdir {workdir} than "
             "process 0: put it on storage that all of them share"
         )
+
+
+def _appears(path: pathlib.Path, seconds: float = 20.0) -> bool:
+    """Returns whether a file that another machine has made appears within some seconds.
+
+    An NFS client that looked it up before may answer for a minute that it does not exist, unless
+    the folder is opened again. After 30 seconds, Gloo would end the processes that wait.
+    """
+    end = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < end:
+        for folder in reversed(path.parents):
+            with contextlib.suppress(OSError):
+                os.scandir(folder).close()
+        time.sleep(0.5)
+    return path.exists()
 
 
 def check_same_start(experiment: config.Experiment, workdir: str):

@@ -21,7 +21,9 @@ def measured(name: str, seed: int) -> dict:
     return {
         "name": name,
         "workdir": f"runs/{name}",
+        "step": 9,
         "started_from": None,
+        "started_step": None,
         "fine_tuned": False,
         "tokens": {"mask": 900},
         "layers": [{"layer": n} | {kind: tokens() for kind in figures.KIND_LABELS} for n in range(3)],
@@ -31,7 +33,8 @@ def measured(name: str, seed: int) -> dict:
     }
 
 
-RUNS = [measured("mae", 0), measured("mlm", 1), measured("rte", 2) | {"started_from": "./runs/../runs/mae", "fine_tuned": True}]
+TUNED = {"started_from": "./runs/../runs/mae", "started_step": 9, "fine_tuned": True}
+RUNS = [measured("mae", 0), measured("mlm", 1), measured("rte", 2) | TUNED]
 
 
 @pytest.fixture
@@ -64,7 +67,8 @@ def test_panels_of_ranks_have_the_same_scale(axes):
 
 def test_a_fine_tuned_run_is_beside_its_source_whatever_its_path_looks_like():
     continued = RUNS[1] | {"started_from": "runs/mae"}
-    assert figures.find_pairs([RUNS[0], continued, RUNS[2]]) == [(RUNS[0], RUNS[2])]
+    earlier = RUNS[2] | {"started_step": 5}
+    assert figures.find_pairs([RUNS[0], continued, RUNS[2], earlier]) == [(RUNS[0], RUNS[2])]
 
 
 def test_every_title_is_a_question_and_every_file_is_drawn(tmp_path):

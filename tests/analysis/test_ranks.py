@@ -1,5 +1,6 @@
 """The definitions of ranks.py on matrices whose answers are known."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -48,6 +49,16 @@ def test_a_common_mean_counts_unless_centred():
     found = moments_of(states)
     assert ranks.effective_rank(ranks.spectrum(found.second(0)), 0.9) == 1
     assert ranks.effective_rank(ranks.spectrum(found.second(0, centred=True)), 0.9) == 6
+
+
+def test_equal_states_have_no_variance():
+    """As the [MASK] states of layer 0 without position embeddings. Rounding is no variance."""
+    states = np.tile(np.random.default_rng(0).normal(0, 0.02, 128), (25_000, 1))
+    found = moments.of_states(jnp.asarray(states, jnp.float32)[None, None], jnp.ones((1, len(states)), bool))
+    found = moments.Moments(*(np.asarray(part, np.float64) for part in found))
+    described = ranks.describe([{"plain": found, "real": found, "mask": found}], 0, 0.9)
+    assert described["mask"]["rank"] == 1 and described["mask"]["centred_rank"] == 0
+    assert described["mask_alone"]["variance_outside"] == 0
 
 
 def test_what_lies_outside_a_span():

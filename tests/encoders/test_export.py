@@ -252,6 +252,8 @@ def test_what_a_format_cannot_hold_is_refused_with_the_format_to_use(vocabulary,
     for change in ({"decoder_causal": True}, {"decoder_attention": "self+cross"}, {"decoder_width": 64}):
         assert "--format=huggingface" in refuse_format("reference", dataclasses.replace(published_model, **change))
     assert "fine-tuned" in refuse_format("reference", published_model, head=family.FineTunedHead(family.QUESTION_ANSWERING))
+    assert "encoder_mask_fraction" in refuse_format("reference", published_model, mask_fraction=0.5)
+    assert "renumber" in refuse_format("reference", published_model, renumber=True)
     assert "token_types" in refuse_format("reference", dataclasses.replace(published_model, token_types=2))
     folders.check_format("huggingface", make_untrained(dataclasses.replace(usual, decoder_causal=True), vocabulary), "run")
 
@@ -276,8 +278,9 @@ def test_a_vocabulary_that_has_no_tokenizer_json_is_exported_without_it(make_wor
     assert export.main([f"--workdir={workdir}", f"--output={tmp_path / 'out'}"]) == 0
     assert "no tokenizer.json" in capsys.readouterr().out
     assert "out/sentencepiece.model" in (tmp_path / "out" / "README.md").read_text()
-    one, other = (maelm_jax.load_encoder(path).vocabulary.fingerprint for path in (workdir, tmp_path / "out"))
-    assert one == other
+    one, other = (maelm_jax.load_encoder(path) for path in (workdir, tmp_path / "out"))
+    assert one.vocabulary.fingerprint == other.vocabulary.fingerprint
+    assert one.length == other.length < one.model.max_positions
 
 
 # The folder.

@@ -52,13 +52,13 @@ def test_a_case_of_the_reference_as_a_checkpoint(path, tmp_path):
     assert expected.items() <= found.settings.items() and found.settings["max_distance"] == case["max_rel_pos"]
     values = found.read_params()
     assert np.array_equal(values["encoder/blocks/feed_forward/up/kernel"][1], weights["encoder.sentence_encoder.layers.1.fc1.weight"].T)
-    published.write(tmp_path / "model.pt", values, found.model, case["vocab_size"])
+    published.write(tmp_path / "model.pt", values, found.model, case["vocab_size"], 8)
     stored = weight_files.read_pytorch(tmp_path / "model.pt")
     head = "gen_decoder" if found.model.decoder_layers else "encoder"
     assert np.array_equal(stored["model"][f"{head}.lm_head.weight"], weights[published.TOKENS]), "tied copies are there"
     assert stored["args"].rel_pos_bins == case["rel_pos_bins"]
     again = source.find_encoder(tmp_path / "model.pt")
-    assert again.settings == found.settings
+    assert again.settings == found.settings and again.length == 8
     assert all(np.array_equal(value, values[name]) for name, value in again.read_params().items())
     # Without `args`, the number of heads is that of the table of relative biases.
     weight_files.write_pytorch(tmp_path / "bare.pt", stored["model"], {}, {})

@@ -200,6 +200,17 @@ def test_special_tokens_go_before_pieces_of_the_same_meaning(tmp_path):
     assert (loaded.bos, loaded.pad, loaded.eos, loaded.unk, loaded.mask) == (2, 0, 3, 1, 4)
 
 
+def test_the_unk_that_the_vocabulary_does_not_take_is_text_in_an_export_too(tmp_path):
+    """MPNet's tokenizer.json may mark both <unk> and [UNK] as special."""
+    made = make_wordpiece(WORDS, [*WORDS[:5], "<unk>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    loaded = vocabularies.load(tmp_path)
+    assert loaded.model.id_to_token(loaded.unk) == "[UNK]"
+    built = tokenizer.build(loaded, MPNET.pair)
+    built.encode_special_tokens = True
+    assert built.encode("a <unk> b").ids[1:-1] == loaded.encode("a <unk> b")
+
+
 def test_unk_is_the_token_that_unknown_text_gets(tmp_path):
     """As MPNet, which has <unk> and [UNK]."""
     words = ["<s>", "<pad>", "</s>", "<unk>", "a", "[UNK]", "<mask>"]

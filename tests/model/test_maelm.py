@@ -104,6 +104,26 @@ def test_a_prediction_depends_on_visible_tokens_of_its_segment_only():
     assert not is_same[~first & (slots < LENGTH)].any()
 
 
+@pytest.mark.parametrize("attends_to", ["cross", "self+cross"])
+def test_a_segment_without_visible_tokens_reads_no_other(attends_to):
+    graph, params, inputs = make(decoder_attention=attends_to, decoder_slots="masked")
+    segments, slots = np.asarray(inputs.segments), np.asarray(inputs.masked_slots)
+    dropped = np.asarray(inputs.masked_index) < inputs.masked_slots.shape[1]
+    changed = inputs_of(jnp.where(~dropped & (segments == 1) & (inputs.ids > 3), 50, inputs.ids), config.Masking())
+    assert (changed.masked_slots == inputs.masked_slots).all() and (changed.ids != inputs.ids).any()
+
+    def predict(inputs):
+        slots, index = inputs.encoder_slots, inputs.encoder_index
+        slots = jnp.where(slots < inputs.segments.argmax(axis=1)[:, None], slots, LENGTH)  # of segment 1
+        index = jnp.where(jnp.asarray(segments) == 2, slots.shape[1], index)
+        return np.asarray(maelm.apply(graph, params)(inputs._replace(encoder_slots=slots, encoder_index=index)))
+
+    is_same = (predict(inputs) == predict(changed)).all(-1)
+    is_second = np.take_along_axis(segments, np.minimum(slots, LENGTH - 1), 1) == 2
+    assert is_same[is_second & (slots < LENGTH)].all() and is_second.any()
+    assert not is_same[~is_second & (slots < LENGTH)].any()
+
+
 def test_a_causal_model_predicts_a_token_from_those_before_it():
     settings = config.Masking(rate=0.95, encoder_mask_fraction=1.0, keep_fraction=1.0)
     graph, params, inputs = make(settings, causal=True, decoder_layers=0)

@@ -34,13 +34,14 @@ def test_gpus_are_hosts_by_gpus(name, count, gpus_a_host):
 
 @pytest.mark.parametrize("name,memory,bandwidth", [("a100:1", 80e9, 2.04e12), ("h100:1", 80e9, 3.35e12), ("h200:1", 141e9, 4.8e12)])
 def test_the_figures_of_a_gpu_are_those_of_its_data_sheet(name, memory, bandwidth, monkeypatch):
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "1")
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "1")
     target = targets.parse(name)
     assert target.memory == pytest.approx(memory, rel=0.08) and target.bandwidth == pytest.approx(bandwidth, rel=0.002)
 
 
 def test_a_program_has_the_share_of_the_memory_that_jax_takes(monkeypatch):
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
     three_quarters = targets.parse("h100:8").memory
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "1")
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "1")
     assert three_quarters == 0.75 * targets.parse("h100:8").memory

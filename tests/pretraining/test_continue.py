@@ -99,6 +99,8 @@ def test_what_has_no_weights_may_differ(uninterrupted):
         ("Model.family='bert'", "Model.family"),
         ("Model.decoder_attention='cross'", "Model.decoder_attention"),
         ("Optimizer.kind='adamw'", "Optimizer.kind"),
+        ("Optimizer.decay_norms_and_biases=False", "Optimizer.decay_norms_and_biases"),
+        ("Optimizer.learning_rate=5e-4", "Optimizer.muon_learning_rate / Optimizer.learning_rate"),
         ("Vocabulary.size=500", "Vocabulary.size"),
         ("Vocabulary.file='PARENT/../other.model'", "no vocabulary"),
         ("Run.continue_from='PARENT@7'", "no checkpoint of step 7"),

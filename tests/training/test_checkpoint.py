@@ -36,6 +36,19 @@ def test_a_full_disk_is_named_and_what_was_whole_stays_whole(workdir, monkeypatc
     assert newest(workdir) == 3
 
 
+@pytest.mark.parametrize("reason", ["UNAVAILABLE: gs://b/c: 503", "RESOURCE_EXHAUSTED: Disk quota exceeded"])
+def test_a_write_that_fails_is_no_wrong_input(workdir, reason, monkeypatch):
+    """TensorStore raises ValueError, which elsewhere means wrong input, with which no run starts again."""
+
+    def fail(*_):
+        raise ValueError(reason)
+
+    checkpoints = checkpoint.Checkpoints(str(workdir))
+    monkeypatch.setattr(checkpoint.ocp.CheckpointManager, "wait_until_finished", fail)
+    with pytest.raises(config.RunError, match=f"{workdir}/checkpoints: {reason}"):
+        checkpoints.wait()
+
+
 @pytest.mark.parametrize("made_again", [False, True])
 def test_a_workdir_that_is_gone_is_named(workdir, made_again):
     checkpoints = checkpoint.Checkpoints(str(workdir))
