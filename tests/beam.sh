@@ -57,7 +57,8 @@ echo "== Beam with one worker killed ends, and makes the same store when started
 
 for kill in $(seq "$kills"); do
   setsid "${beam[@]}" "--gin.Corpus.rows_dir=$work/killed" >"$work/killed.log" 2>&1 &
-  until [ "$(find "$work/killed" -name '*.zip' 2>/dev/null | wc -l)" -ge "$((kill * 2))" ]; do sleep 0.05; done
+  # The text has four parts. When all are made, the command joins them and ends.
+  until [ "$(find "$work/killed" -name '*.zip' 2>/dev/null | wc -l)" -ge "$kill" ]; do sleep 0.05; done
   kill -KILL -- "-$!"
   wait "$!" 2>/dev/null || true
   echo "== killed with $(find "$work/killed" -name '*.zip' | wc -l) parts"

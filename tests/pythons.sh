@@ -5,7 +5,7 @@
 #   PYTHONS=3.13 tests/pythons.sh /tmp/pythons -q tests/test_train.py
 #
 # WORK is a folder of 10 GB for the installations, which a second start uses again. The whole takes an hour or more, so CI does not run it.
-# The default arguments of pytest are those of the README. Each version is tested as pinned, then with the newest JAX and Flax that resolve.
+# The default tests are those of the README. Each version is tested as pinned, then with the newest JAX and Flax that resolve.
 # An interpreter that is not on PATH comes from Debian trixie (3.13): debootstrap makes a chroot of it, which needs root.
 # From the environment: PYTHONS, fewer versions; BIND, folders that pip's configuration names and the chroot must see.
 set -euo pipefail

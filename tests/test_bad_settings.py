@@ -99,7 +99,7 @@ CHECKS = """
     Masking.rate=0.001
     Masking.heldout_rate=0.001
     Masking.random_fraction=0.5
-    Masking.renumber=True Model.positions='rotary' Model.local_attention=8
+    Masking.renumber=True Model.positions=rotary Model.relative_buckets=none Model.decoder_relative_bias=False Model.local_attention=8
     Masking.encoder_mask_fraction=1.0 Masking.random_fraction=0.6 Masking.keep_fraction=0.6
     Model.width=130
     Model.max_distance=16
@@ -146,7 +146,7 @@ FLAGS = {
     "train": [["--gin_file=nowhere.gin"], ["--gin_file=run"], ["--gin_file=file"], ["--gin_file"], ["stray"], ["--gin.3"], ["--process=-1"]],
     "prepare": [["--part=x", "--parts=2"], ["--part=0", "--parts=0"]],
     "plan": [["--topology=cpu:-8"], ["--topology=v5e:3x3"]],
-    "finetune": [["--init_from=run,run"], ["--predict=nowhere.tsv"]],
+    "finetune": [["--init_from=run,run"], ["--predict=lines.txt"]],
     "export": [["--step=-1"], ["--format=onnx"]],
     "embed": [["--pooling=max"], ["--output="]],
     "analyze": [["--tau=nan"], ["--tokens=-1"]],

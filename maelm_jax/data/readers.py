@@ -308,6 +308,8 @@ def _paragraph_documents(path: str, field: str, start: int = 0, end: int | None 
     paragraphs: list[str] = []
     is_inside = start == 0
     for offset, line in lines(path, start):
+        if end is not None and offset >= end and not is_inside:
+            return  # the whole range belongs to a document that begins before it
         text = decode(line, path, offset).strip()
         if text:
             if is_inside:
@@ -338,6 +340,8 @@ def _json_documents(path: str, field: str, start: int = 0, end: int | None = Non
             raise BadFile(
                 path, f":{number}: not JSON ({error}); a .jsonl file holds one record a line"
             ) from error
+        if isinstance(record, dict) and field in record and record[field] is None:
+            continue  # a missing text, as in a table
         if not isinstance(record, dict) or not isinstance(record.get(field), str):
             kind = ", ".join(record) if isinstance(record, dict) else type(record).__name__
             raise BadFile(

@@ -175,5 +175,7 @@ def texts(source: str, corpus: Corpus, index: int, count: int) -> typing.Iterato
         value = example[field]
         if isinstance(value, bytes):
             yield value.decode("utf-8", "replace")
+        elif feature is None:
+            raise ConfigError(f"{source}: the field {field!r} holds no text. Name another dataset")
         else:
             yield feature.vocabulary.decode([int(i) for i in value])

@@ -31,7 +31,8 @@ class Row(typing.NamedTuple):
         """
         value = self.values.get(column)
         if isinstance(value, str):
-            return value.strip()
+            # JSON can hold a lone surrogate, which no tokenizer takes.
+            return value.encode("utf-8", "replace").decode("utf-8").strip()
         if isinstance(value, (bool, int, float)):
             return json.dumps(value)
         kind = "null, NaN or absent" if value is None else f"a {type(value).__name__}"

@@ -315,7 +315,7 @@ def read_questions(path: str | pathlib.Path) -> list[Question]:
                 impossible = entry.get("is_impossible", False)
                 answers = [] if impossible else entry.get("answers", [])
                 golds = [GoldAnswer(gold["text"], gold.get("answer_start", -1)) for gold in answers]
-                texts = entry["id"], entry["question"], paragraph["context"]
+                texts = str(entry["id"]), entry["question"], paragraph["context"]
                 questions.append(Question(*texts, tuple(golds), impossible))
     if not questions:
         raise config.ConfigError(f"{path}: holds no question. Give a file with questions")

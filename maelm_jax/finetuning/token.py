@@ -26,6 +26,9 @@ from maelm_jax.model import layers, ops
 
 DOCUMENT = "-DOCSTART-"
 COLUMNS = re.compile(r"[ \t]+")
+# A line before a sentence in MultiCoNER and CoNLL-U, as "# id 7b1f domain=en" or "# text = ...". The
+# word "#" of a sentence has a label instead.
+COMMENT = re.compile(r"#\s*(id\s|newdoc\b|newpar\b|[\w.]+\s*=)")
 SPECIAL_TOKENS = 2  # `<s>` and `</s>` of a row
 WORD_BEFORE = "a"  # a word is encoded after it, for the first word of a text has other tokens
 UNPREDICTED = "_"  # stands for the label of a word without a prediction in a file
@@ -238,6 +241,8 @@ def read_sentences(
     """
     sentences, current, expected = [], Sentence([], []), None
     for number, line in enumerate(labelled_data.read_lines(path), start=1):
+        if not current.words and COMMENT.match(line):
+            continue
         cells = COLUMNS.split(line.strip(" \t"))
         if cells[0] in ("", DOCUMENT):
             if current.words:

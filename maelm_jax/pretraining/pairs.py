@@ -76,6 +76,8 @@ def read(pattern: str) -> list[Pair]:
 def _read_file(path: str) -> typing.Iterator[Pair]:
     name = pathlib.Path(readers.without_packing(path)).stem
     for number, (offset, line) in enumerate(readers.lines(path), start=1):
+        if not line.strip():
+            continue
         try:
             record = json.loads(readers.decode(line, path, offset))
             good, bad = record["sentence_good"], record["sentence_bad"]

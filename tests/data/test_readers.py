@@ -83,6 +83,19 @@ def test_a_lone_surrogate_in_the_text_is_replaced(tmp_path):
     assert read(tmp_path / "a.jsonl") == ["a ? b"]
 
 
+def test_a_text_that_is_null_is_no_document_as_in_a_table(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": null}\n{"text": "b"}\n')
+    assert read(tmp_path / "a.jsonl") == ["a", "b"]
+
+
+def test_a_range_inside_a_document_ends_at_once(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a line\n" * 1000)
+    decoded, decode = [], readers.decode
+    monkeypatch.setattr(readers, "decode", lambda *line: decoded.append(line) or decode(*line))
+    assert list(readers.documents(str(tmp_path / "a.txt"), "text", 700, 1400)) == []
+    assert len(decoded) <= 101, "not to the end of the file"
+
+
 def test_zstd_data_that_is_cut_off_is_named(tmp_path):
     with PACK[".zst"](tmp_path / "a.txt.zst", "wb") as file:
         file.write(random.Random(0).randbytes(300_000).hex().encode())

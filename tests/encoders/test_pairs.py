@@ -95,11 +95,12 @@ def test_a_line_of_another_form_is_named(content, tmp_path):
 
 def test_what_cannot_be_scored_is_refused(workdirs, tmp_path):
     long = write_pairs(tmp_path / "long.jsonl", [("The value " * 200, "A class.")])
-    for models, more in (
-        (workdirs["mpnet"], [f"--pairs={long}"]),
-        (workdirs["mpnet"], [f"--pairs={tmp_path}/nothing*"]),
-        (workdirs["mpnet"], [f"--pairs={long}", "--rate=0.2"]),
-        (tmp_path, [f"--pairs={long}"]),
+    short = write_pairs(tmp_path / "short.jsonl", [("A value.", "A class.")])
+    for models, more, message in (
+        (workdirs["mpnet"], [f"--pairs={long}"], "tokens"),
+        (workdirs["mpnet"], [f"--pairs={tmp_path}/nothing*"], "nothing"),
+        (workdirs["mpnet"], [f"--pairs={short}", "--rate=0.2"], "--rate"),
+        (tmp_path, [f"--pairs={short}"], str(tmp_path)),
     ):
-        with pytest.raises(config.ConfigError):
+        with pytest.raises(config.ConfigError, match=message):
             evaluate.main([f"--models={models}", *more])

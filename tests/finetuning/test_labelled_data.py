@@ -56,6 +56,8 @@ def test_fields_of_jsonl_are_found_by_name_and_those_that_nobody_reads_may_hold_
     (tmp_path / "a.ndjson").write_text("\n".join([json.dumps(lines[0])[:-1] + ', "more": NaN}', "", json.dumps(lines[1])]))
     numbers = glue.spec_of("own", config.CustomTask(columns=("question", "answer"), label="good", labels=("0", "1")))
     assert [example[:2] for example in read(tmp_path / "a.ndjson", numbers)] == [(("a", "2"), 1), (("c", "b"), 0)]
+    (tmp_path / "c.jsonl").write_text(json.dumps(lines[0] | {"question": "a cut \ud83d"}))
+    assert read(tmp_path / "c.jsonl", numbers)[0].texts == ("a cut ?", "2"), "no tokenizer takes half a character"
     (tmp_path / "b.jsonl").write_text("\n".join(json.dumps(line | {"good": None}) for line in lines))
     assert len(read(tmp_path / "b.jsonl", labelled=False)) == 2
 

@@ -49,7 +49,7 @@ def test_a_decay_branch_that_is_resumed_is_the_branch_never_stopped(text, uninte
     assert [line["step"] for line in lines] == list(range(1, 13))
     rates = parents[40]["learning_rate"] * (1 - np.sqrt(np.arange(12) / 12))
     np.testing.assert_allclose([line["learning_rate"] for line in lines], rates, rtol=1e-6)
-    assert abs(lines[0]["loss"] - parents[40]["loss"]) < 0.3, "the weights are trained"
+    assert lines[0]["loss"] < parents[0]["loss"] - 0.2, "the weights are trained"
     parent = run_record.read_parent(str(tmp_path / "whole"))
     assert (parent.workdir, parent.step, parent.tokens, parent.rows_read) == (str(uninterrupted), 40, 40 * 8 * 32, 40 * 8)
     assert "Optimizer.schedule: 'wsd' -> 'decay'" in parent.changes
