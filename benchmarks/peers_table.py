@@ -32,16 +32,31 @@ from maelm_jax import plotting, tables
 
 TITLES = {
     "bert": "BERT, PyTorch (run_mlm)",
-    "modernbert": "ModernBERT, PyTorch",
-    "mpnet": "MPNet, PyTorch",
     "bert_recipe": "BERT, PyTorch, our recipe",
+    "mpnet": "MPNet, PyTorch",
+    "modernbert": "ModernBERT, PyTorch",
+    "modernbert_recipe": "ModernBERT, PyTorch, our recipe",
     "mlm": "MLM, ours",
     "mlm_modern": "MLM, ModernBERT's layers, ours",
     "mae_lm": "MAE-LM, ours",
     "mae_lm_cheap": "MAE-LM, cheap decoder, ours",
     "mae_lm_modern": "MAE-LM, cheap, ModernBERT's layers, ours",
 }
-TASKS = ("SST-2", "CoLA", "MRPC", "RTE")
+# Colour and dashes: black and blue for PyTorch, warm and green for ours; full lines for the arms
+# with ModernBERT's layers.
+STYLES = {
+    "bert": ("black", ":"),
+    "bert_recipe": ("black", "-."),
+    "mpnet": ("0.5", ":"),
+    "modernbert": ("black", "-"),
+    "modernbert_recipe": ("#0072B2", "-"),
+    "mlm": ("#D55E00", ":"),
+    "mlm_modern": ("#D55E00", "-"),
+    "mae_lm": ("#CC79A7", ":"),
+    "mae_lm_cheap": ("#009E73", ":"),
+    "mae_lm_modern": ("#009E73", "-"),
+}
+TASKS = ("SST-2", "CoLA", "MRPC", "RTE", "QQP", "MNLI")
 HEADER = (
     "arm",
     "size",
@@ -135,9 +150,14 @@ def row_of(arm: str, runs: list[dict]) -> list[str]:
 def row_of_constant_answer(runs: list[dict]) -> list[str]:
     """Returns the cells of what needs no encoder: a coin for pairs, the most frequent class."""
     probed = [run["probes"] for run in runs if run["probes"]]
-    shares = [f"{100 * probed[0][task]['most frequent class']:.1f}" for task in TASKS if probed]
-    cells = ["constant answer", *["-"] * (len(HEADER) - len(TASKS) - 2), "50.0"]
-    return cells + (shares or ["-"] * len(TASKS))
+    shares = [
+        mean_of(
+            [100 * probes[task]["most frequent class"] for probes in probed if task in probes][:1],
+            ".1f",
+        )
+        for task in TASKS
+    ]
+    return ["constant answer", *["-"] * (len(HEADER) - len(TASKS) - 2), "50.0", *shares]
 
 
 def mean_of(values: list[float], form: str) -> str:
@@ -149,10 +169,9 @@ def mean_of(values: list[float], form: str) -> str:
 
 
 def probe_of(task: str, runs: list[dict]) -> str:
-    """Returns the mean score of a probe over seeds and folds."""
-    return mean_of(
-        [100 * np.mean(run["probes"][task]["folds"]) for run in runs if run["probes"]], ".1f"
-    )
+    """Returns the mean score of a probe over the folds of the seeds that have it."""
+    scores = [run["probes"][task]["folds"] for run in runs if task in (run["probes"] or {})]
+    return mean_of([100 * np.mean(folds) for folds in scores], ".1f")
 
 
 def seconds_to_peer(run: dict, runs: list[dict]) -> float | None:
@@ -181,13 +200,14 @@ def draw(runs: list[dict], file: pathlib.Path):
     included = "seconds, without the start" if gpu else "minutes, imports and compilation included"
     pyplot = plotting.pyplot()
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.8), sharey=True, layout="constrained")
-    for arm, style in zip(TITLES, plotting.line_styles(), strict=False):
+    for arm, (colour, dashes) in STYLES.items():
         for number, run in enumerate(runs_of(arm, runs)):
-            label = TITLES[arm] if number == 0 else None
             losses = [point["loss"] for point in run["curve"]]
             times = [point["seconds"] / unit for point in run["curve"]]
             tokens = [point["tokens"] / 1e6 for point in run["curve"]]
-            panels[0].plot(times, losses, label=label, **style)
+            style = {"color": colour, "linestyle": dashes, "marker": "o", "markersize": 3}
+            if number == 0:  # the other seeds took the same steps, on any machine
+                panels[0].plot(times, losses, label=TITLES[arm], **style)
             panels[1].plot(tokens, losses, **style)
     panels[0].set(
         xlabel=f"{time} ({included})",

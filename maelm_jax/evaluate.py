@@ -2,7 +2,7 @@
 
     python -m maelm_jax.evaluate --models=runs/tiny,runs/tiny-mlm --text='other/*.txt'
     python -m maelm_jax.evaluate --models=runs/tiny --text='other/*.txt' --all_steps
-    python -m maelm_jax.evaluate --models=runs/tiny --step=300
+    python -m maelm_jax.evaluate --models=runs/tiny --step=500
     python -m maelm_jax.evaluate --models=runs/tiny,bert --pairs='blimp/*.jsonl'
 
 A model is a workdir of pretraining, an export, a folder of stock transformers with a language-model

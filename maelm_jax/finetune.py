@@ -4,8 +4,8 @@ r"""Fine-tune a pretrained encoder on GLUE, SQuAD or your own files: a run, a gr
     python -m maelm_jax.finetune --gin_file=finetune/rte.gin --init_from=runs/tiny \
         --workdir=runs/rte --gin.DATA_DIR=glue_data
     # One run that starts from an earlier checkpoint.
-    python -m maelm_jax.finetune --gin_file=finetune/rte.gin --init_from=runs/tiny --step=300 \
-        --workdir=runs/rte-300
+    python -m maelm_jax.finetune --gin_file=finetune/rte.gin --init_from=runs/tiny --step=500 \
+        --workdir=runs/rte-500
     # A grid: the hyperparameters of the paper, five seeds each.
     python -m maelm_jax.finetune --gin_file=finetune/rte.gin --gin_file=finetune/grid.gin \
         --init_from=runs/tiny

@@ -1,4 +1,4 @@
-"""Starts a training command on CPU again, with an allocator that asks for huge pages and keeps them.
+"""Starts a training command on CPU again, with an allocator that keeps its memory, in huge pages.
 
 glibc reads the options of its allocator (GLIBC_TUNABLES) only when a process starts. A training
 step on CPU allocates and frees hundreds of megabytes to gigabytes. The kernel clears each page that
@@ -13,8 +13,8 @@ import sys
 import typing
 
 NOT_TRAINING = ("-h", "--help", "--dry_run", "--predict")  # flags
-# Blocks of up to 512 MiB are reused from step to step. Of larger ones the heap would grow by another
-# block now and then. XLA frees them on another thread, so there is one heap.
+# One heap for all threads keeps blocks of up to 512 MiB from step to step. Kept blocks of gigabytes
+# made it grow by another one now and then.
 TUNABLES = (
     "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
     ":glibc.malloc.mmap_threshold=536870912:glibc.malloc.trim_threshold=536870912"

@@ -1,7 +1,7 @@
 """Invariant 7, second half: every block of commands in the README is marked, and does as marked.
 
-`<!-- run: ci -->` is run by .ci/run, `<!-- run: slow -->` by the slow test below, `<!-- dry-run -->`
-exactly as it stands. Of `<!-- shown -->`, of the pages under docs/ and of --help, programs and
+`<!-- run: ci -->` is run by .ci/run, `<!-- install -->` and `<!-- run: slow -->` by the slow test
+below, `<!-- dry-run -->` exactly as it stands. Of the pages under docs/ and of --help, programs and
 settings are checked.
 """
 
@@ -39,14 +39,14 @@ def of(mark):
 def test_every_block_is_marked():
     assert README.count("```bash") == len(BLOCKS) > 3
     for mark, body in BLOCKS:
-        assert mark in ("run: ci", "run: slow", "dry-run", "shown"), f"unmarked or unknown mark {mark!r}:\n{body}"
-    assert len(of("run: ci")) == len(of("run: slow")) == 1
+        assert mark in ("install", "run: ci", "run: slow", "dry-run"), f"unmarked or unknown mark {mark!r}:\n{body}"
+    assert len(of("install")) == len(of("run: ci")) == len(of("run: slow")) == 1
 
 
 def test_every_installation_brings_the_text_of_tiny_gin():
     script = (ROOT / "launch" / "local.sh").read_text()
     commands = [line for text in (README, script) for line in text.splitlines() if "bin/pip install -q" in line]
-    assert len(commands) == 5 and all("install -q -r requirements.txt" in line for line in commands), commands
+    assert len(commands) == 4 and all("install -q -r requirements.txt" in line for line in commands), commands
 
 
 def test_ci_runs_the_block_it_should():
@@ -98,7 +98,8 @@ def test_every_file_the_readme_names_exists():
 @pytest.mark.slow
 def test_install_and_train_in_a_fresh_clone(tmp_path):
     subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "clone")], check=True)
-    done = subprocess.run(["bash", "-c", of("run: slow")[0]], cwd=tmp_path / "clone", capture_output=True, text=True)
+    commands = "\n".join(of("install") + of("run: slow"))
+    done = subprocess.run(["bash", "-euc", commands], cwd=tmp_path / "clone", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     said = re.search(r"held-out loss ([\d.]+) nats, ([\d.-]+) below the unigram", done.stdout)
     assert float(said[2]) >= 0.2

@@ -110,9 +110,7 @@ def find_pairs(runs: Runs) -> list[tuple[dict, dict]]:
     tuned = [run for run in runs if run["fine_tuned"]]
     pairs = [(by_path.get(pathlib.Path(run["started_from"]).resolve()), run) for run in tuned]
     return [
-        (source, run)
-        for source, run in pairs
-        if source and source["step"] == run["started_step"]
+        (source, run) for source, run in pairs if source and source["step"] == run["started_step"]
     ]
 
 

@@ -61,11 +61,12 @@ def _train_on(
     corpus: config.Corpus, rates: dict[str, float], settings: config.Vocabulary
 ) -> vocabularies.Vocabulary:
     began = time.monotonic()
+    log.info("training a vocabulary of %d ids", settings.size)
     samples = (
         sample(source, corpus, settings.sample_megabytes * rate) for source, rate in rates.items()
     )
     trained = train(itertools.chain.from_iterable(samples), settings)
-    log.info("vocabulary of %d ids trained in %.0f s", trained.size, time.monotonic() - began)
+    log.info("trained it in %.0f s", time.monotonic() - began)
     return trained
 
 

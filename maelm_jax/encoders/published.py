@@ -123,8 +123,9 @@ def write(
 ) -> int:
     """Writes a .pt file in the checkpoint layout of the reference implementation. Needs PyTorch.
 
-    `args` holds the architecture, and `length`, the longest input. `model` holds the state dict with its tied copies. There is no
-    training state, so the reference can start from the file but cannot resume from it.
+    `args` holds the architecture and the longest input, `length`. `model` holds the state dict
+    with its tied copies. There is no training state, so the reference can start from the file but
+    cannot resume from it.
 
     Returns:
         The number of parameters written, without the tied copies.

@@ -170,8 +170,9 @@ def build(vocabulary: vocabularies.Vocabulary, pair: PairFormat):
 
     if isinstance(vocabulary, vocabularies.TokenizerJsonVocabulary):
         # Special are the five that the vocabulary takes: MPNet's file has <unk> and [UNK].
-        changed = {name: vocabulary.file[name] for name in ("added_tokens", "truncation", "padding")}
-        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(json.loads(vocabulary.content) | changed))
+        file = json.loads(vocabulary.content)
+        file |= {name: vocabulary.file[name] for name in ("added_tokens", "truncation", "padding")}
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(file))
     else:
         tokenizer = _convert_sentencepiece(vocabulary.content)
     bos, eos = (tokenizer.id_to_token(index) for index in (vocabulary.bos, vocabulary.eos))

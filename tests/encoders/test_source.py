@@ -405,6 +405,17 @@ def test_a_table_of_learned_positions_is_repeated_for_longer_rows(workdirs, tmp_
     assert np.array_equal(after[:160], before) and np.array_equal(after[160:], before[:159])
 
 
+def test_published_buckets_are_not_numbered_anew_for_longer_rows(workdirs):
+    """Their numbers depend on the positions, if these are fewer than the largest distance."""
+    found = source.find_encoder(workdirs["mpnet"])
+    published = found.settings | {"relative_buckets": "reference", "max_distance": 256}
+    fits, shifts = (gin_files.load(["tiny.gin"], [f"SEQUENCE_LENGTH={n}"]) for n in (160, 161))
+    found = dataclasses.replace(found, settings=published)
+    assert adoption.adopt_settings(fits, found).experiment.model.max_positions == 160
+    with pytest.raises(config.ConfigError, match="Corpus.sequence_length 161"):
+        adoption.adopt_settings(shifts, found)
+
+
 def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_over(workdirs):
     """Its heads have 8 values, those of base.gin 64."""
     found = source.find_encoder(workdirs["mpnet"])

@@ -221,7 +221,12 @@ def test_a_workdir_that_cannot_be_one(workdir, tmp_path, arguments, pretrained):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "closed").mkdir(mode=0o500)
     done = call("finetune", "--gin_file=finetune/rte.gin", *arguments(pretrained, tmp_path / workdir))
-    assert done.status == 2 and done.stderr.count("\n") == 1 and f"/{workdir.strip('/').split('/')[0]}" in done.stderr and (tmp_path / "file").read_text() == "mine"
+    assert (
+        done.status == 2
+        and done.stderr.count("\n") == 1
+        and f"/{workdir.strip('/').split('/')[0]}" in done.stderr
+        and (tmp_path / "file").read_text() == "mine"
+    )
 
 
 # Plans.
