@@ -409,7 +409,7 @@ def test_published_buckets_are_not_numbered_anew_for_longer_rows(workdirs):
     """Their numbers depend on the positions, if these are fewer than the largest distance."""
     found = source.find_encoder(workdirs["mpnet"])
     published = found.settings | {"relative_buckets": "reference", "max_distance": 256}
-    fits, shifts = (gin_files.load(["tiny.gin"], [f"SEQUENCE_LENGTH={n}"]) for n in (160, 161))
+    fits, shifts = (gin_files.load(["tiny.gin"], [f"SEQUENCE_LENGTH={n}", "Run.init_from='there'"]) for n in (160, 161))
     found = dataclasses.replace(found, settings=published)
     assert adoption.adopt_settings(fits, found).experiment.model.max_positions == 160
     with pytest.raises(config.ConfigError, match="Corpus.sequence_length 161"):
