@@ -30,6 +30,7 @@ writes every number as JSON. Exit status: 0 done, 2 wrong input, 1 anything else
 import argparse
 import json
 import os
+import pathlib
 
 from maelm_jax import cli, config, gin_files, storage, tables
 
@@ -86,7 +87,7 @@ def main(argv: list[str]) -> int:
     if args.output:
         content = {"text": args.text, "seed": args.seed}
         content["scores"] = [score._asdict() for score in scores]
-        storage.write(args.output, json.dumps(content, indent=1) + "\n")
+        _write(args.output, content)
     return 0
 
 
@@ -105,7 +106,7 @@ def _score_pairs(args: argparse.Namespace) -> int:
     print(pairs.table(scores))
     if args.output:
         content = {"pairs": args.pairs, "scores": pairs.as_json(scores)}
-        storage.write(args.output, json.dumps(content, indent=1) + "\n")
+        _write(args.output, content)
     return 0
 
 
@@ -116,6 +117,11 @@ def _steps(path: str, args: argparse.Namespace) -> list[int | None]:
     if args.all_steps and os.path.isfile(os.path.join(path, gin_files.RECORD)):
         return checkpoint.all_steps(path)
     return [args.step]
+
+
+def _write(path: str, content: dict):
+    pathlib.Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
+    storage.write(path, json.dumps(content, indent=1) + "\n")
 
 
 def _cells(score) -> list:
@@ -157,6 +163,8 @@ def _check_flags(args: argparse.Namespace, bindings: list[str]):
         raise config.ConfigError(f"--rate={args.rate} must be above 0 and below 1")
     if args.output:
         cli.require_writable("--output", args.output)
+        if os.path.isdir(args.output):
+            raise config.ConfigError(f"--output={args.output} is a folder: name a file")
 
 
 def _flags() -> argparse.ArgumentParser:

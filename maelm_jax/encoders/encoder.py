@@ -19,6 +19,7 @@ from maelm_jax.encoders import export, family, inference, source
 from maelm_jax.model import attention, maelm, model_inputs
 
 Pooling = typing.Literal["mean", "first"]
+TEXTS_AT_ONCE = 1000  # of `fill_mask`: a mask has a logit for each id of the vocabulary
 
 
 class Candidate(typing.NamedTuple):
@@ -28,7 +29,7 @@ class Candidate(typing.NamedTuple):
     probability: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Encoder:
     """A pretrained encoder in memory.
 
@@ -205,10 +206,18 @@ class Encoder:
         self.check_predicts()
         rows = [self._masked_ids(text, number) for number, text in enumerate(_checked(texts))]
         masks = [[index == self.vocabulary.mask for index in row] for row in rows]
-        return [
-            [self._candidates(scores, top) for scores in of_text]
-            for of_text in self.masked_logits(rows, masks)
-        ]
+        found = []
+        for start in range(0, len(rows), TEXTS_AT_ONCE):
+            part = slice(start, start + TEXTS_AT_ONCE)
+            found += [
+                [self._candidates(scores, top) for scores in of_text]
+                for of_text in self.masked_logits(rows[part], masks[part])
+            ]
+        return found
+
+    def __reduce__(self):
+        """Pickles the encoder without the functions that it has compiled."""
+        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     def masked_logits(self, rows: list[list[int]], masks: list[list[bool]]) -> list[np.ndarray]:
         """Computes the logits at masked tokens.

@@ -28,7 +28,7 @@ DOCUMENT = "-DOCSTART-"
 COLUMNS = re.compile(r"[ \t]+")
 # A line before a sentence in MultiCoNER and CoNLL-U, as "# id 7b1f domain=en" or "# text = ...".
 # Behind the word "#" stands a label instead.
-COMMENT = re.compile(r"#\s*(id\s|newdoc\b|newpar\b|[\w.]+\s*=)")
+COMMENT = re.compile(r"#\s+(id\s|newdoc\b|newpar\b|[\w.]+\s*=)")
 SPECIAL_TOKENS = 2  # `<s>` and `</s>` of a row
 WORD_BEFORE = "a"  # a word is encoded after it, for the first word of a text has other tokens
 UNPREDICTED = "_"  # stands for the label of a word without a prediction in a file

@@ -149,7 +149,8 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
             f"Run.continue_from={name}: its learning rate is 0 after step {step_number}, so "
             "nothing is left to decay. Name a checkpoint before its decay, as WORKDIR@STEP"
         )
-    _check_muon(theirs.optimizer, experiment.optimizer, name)
+    if rate:
+        _check_muon(theirs.optimizer, experiment.optimizer, name)
     checkpoint.verify(checkpoint.folder_of(workdir) / str(step_number))
     if not checkpoint.has_optimizer_state(workdir, step_number):
         raise config.ConfigError(

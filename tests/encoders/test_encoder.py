@@ -1,6 +1,7 @@
 """`load_encoder(...)`: `encode` and the command `embed`, packed batches, and `fill_mask`."""
 
 import itertools
+import pickle
 import shutil
 
 import jax
@@ -167,6 +168,18 @@ def test_masked_tokens_are_predicted_from_the_other_tokens(workdirs, vocabulary,
             order = np.argsort(-probabilities)[:3]
             np.testing.assert_allclose([one.probability for one in of_mask], probabilities[order], rtol=1e-4)
             assert [one.token for one in of_mask] == [vocabulary.decode([index]) or vocabulary.pieces[index] for index in order]
+
+
+def test_an_encoder_is_pickled_after_use_and_is_equal_to_itself_only(workdirs, monkeypatch):
+    encoder, other = (maelm_jax.load_encoder(workdirs["mpnet"]) for _ in range(2))
+    texts = ["The [MASK] is a number.", "A [MASK].", "[MASK] class."]
+    vectors, predicted = encoder.encode(texts), encoder.fill_mask(texts)
+    assert np.array_equal(pickle.loads(pickle.dumps(encoder)).encode(texts), vectors)
+    assert encoder != other and encoder in {encoder: 1}
+    monkeypatch.setattr("maelm_jax.encoders.encoder.TEXTS_AT_ONCE", 2)
+    for one, part in zip(predicted, encoder.fill_mask(texts), strict=True):
+        for candidates, again in zip(one, part, strict=True):
+            assert [found.token for found in candidates] == [found.token for found in again]
 
 
 def test_the_probabilities_of_all_ids_sum_to_one(workdirs, vocabulary):

@@ -67,8 +67,8 @@ def test_a_tie_counts_one_half_and_exchanged_sentences_the_rest(workdirs, tmp_pa
     write_pairs(tmp_path / "two.jsonl", [(bad, good) for good, bad in couples], UID="exchanged", linguistics_term="morphology")
     (tmp_path / "three.jsonl.gz").write_bytes(gzip.compress(write_pairs(tmp_path / "three", couples[2:] * 2).read_bytes()))
     run = workdirs["mpnet"]
-    assert evaluate.main([f"--models={run}", f"--pairs={tmp_path}/*.jsonl*", f"--output={tmp_path / 'out.json'}"]) == 0
-    (score,) = json.loads((tmp_path / "out.json").read_text())["scores"]
+    assert evaluate.main([f"--models={run}", f"--pairs={tmp_path}/*.jsonl*", f"--output={tmp_path / 'new' / 'out.json'}"]) == 0
+    (score,) = json.loads((tmp_path / "new" / "out.json").read_text())["scores"]
     accuracies = score["paradigms"]
     assert accuracies["agreement"] + accuracies["exchanged"] == pytest.approx(1) and accuracies["three"] == 0.5
     assert score["phenomena"] == pytest.approx({"morphology": 0.5, "three": 0.5}) and score["accuracy"] == pytest.approx(0.5)
@@ -101,6 +101,7 @@ def test_what_cannot_be_scored_is_refused(workdirs, tmp_path):
         (workdirs["mpnet"], [f"--pairs={tmp_path}/nothing*"], "nothing"),
         (workdirs["mpnet"], [f"--pairs={short}", "--rate=0.2"], "--rate"),
         (tmp_path, [f"--pairs={short}"], str(tmp_path)),
+        (workdirs["mpnet"], [f"--pairs={short}", f"--output={tmp_path}"], "is a folder"),
     ):
         with pytest.raises(config.ConfigError, match=message):
             evaluate.main([f"--models={models}", *more])

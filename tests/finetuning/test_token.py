@@ -285,8 +285,8 @@ def test_sentences_stand_between_blank_lines_and_documents(tmp_path):
     assert sentences == [(["EU", "rejects"], ["B-ORG", "O"]), (["calls"], ["O"]), (["Peter"], ["B-PER"])]
     assert [words for words, _ in read(tmp_path, TEXT, labelled=False)] == [words for words, _ in sentences]
     assert read(tmp_path, "EU\nrejects\n", labelled=False) == [(["EU", "rejects"], [])]
-    multiconer = "# id f545-8a3a\tdomain=en\ndoris _ _ B-ART\n# _ _ O\n\n# id 7b1f\tdomain=en\nx _ _ O\n"
-    assert read(tmp_path, multiconer) == [(["doris", "#"], ["B-ART", "O"]), (["x"], ["O"])]
+    multiconer = "# id f545-8a3a\tdomain=en\ndoris _ _ B-ART\n# _ _ O\n\n# id 7b1f\tdomain=en\nx _ _ O\n\n#id _ _ O\n"
+    assert read(tmp_path, multiconer) == [(["doris", "#"], ["B-ART", "O"]), (["x"], ["O"]), (["#id"], ["O"])]
 
 
 def test_columns_are_chosen_and_stand_between_spaces_or_tabs(tmp_path):
