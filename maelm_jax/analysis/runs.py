@@ -18,8 +18,8 @@ import tqdm
 from maelm_jax import config, gin_files, storage
 from maelm_jax.analysis import moments, ranks
 from maelm_jax.data import batches, packing, prepare, vocabularies
+from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.finetuning import session
 from maelm_jax.model import attention, keys
 from maelm_jax.training import checkpoint, metrics, run_record, run_rows
 
@@ -222,8 +222,7 @@ def started_from(experiment: config.Experiment) -> str | None:
 
 def read_started_step(workdir: str) -> int | None:
     """Returns the step of the checkpoint that a run was fine-tuned from."""
-    record = pathlib.Path(workdir) / session.INPUTS
-    return storage.read_json(record)["start_step"] if record.is_file() else None
+    return source.read_record(pathlib.Path(workdir), source.INPUTS).get("start_step")
 
 
 def read_loss_curve(run: MeasuredRun) -> dict[str, list]:

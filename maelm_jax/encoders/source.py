@@ -36,7 +36,7 @@ from maelm_jax.encoders import (
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint, run_record, sharding
 
-RESULTS = "results.json"  # of a fine-tuned run
+RESULTS, INPUTS = "results.json", "inputs.json"  # of a fine-tuned run
 ORIGIN = "origin.json"  # of a run that started from an encoder
 # Of a folder of sentence-transformers: the list of the modules that it applies to an encoder, such
 # as pooling, and the settings of the encoder in it.
@@ -45,7 +45,7 @@ MODULE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.js
 
 
 def read_record(workdir: str | os.PathLike, name: str) -> dict[str, typing.Any]:
-    """Reads RESULTS or ORIGIN of a run. Returns {} if there is no such file."""
+    """Reads RESULTS, INPUTS or ORIGIN of a run. Returns {} if there is no such file."""
     path = pathlib.Path(workdir) / name
     return storage.read_json(path) if path.is_file() else {}
 
