@@ -131,9 +131,12 @@ def _lock(workdir: str, path: pathlib.Path) -> collections.abc.Iterator[typing.B
     end = time.monotonic() + PATIENCE
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            # The holder before removed the file at its end.
-            if storage.try_lock(file) and path.exists() and _is_same(file, path):
+        try:
+            file = path.open("ab")
+        except FileNotFoundError:  # the holder before removed the folder at its end
+            continue
+        with file:
+            if storage.try_lock(file) and _is_at(file, path):
                 yield file
                 return
         if time.monotonic() >= end:
@@ -144,8 +147,12 @@ def _lock(workdir: str, path: pathlib.Path) -> collections.abc.Iterator[typing.B
         time.sleep(0.1)
 
 
-def _is_same(file: typing.BinaryIO, path: pathlib.Path) -> bool:
-    return os.path.samestat(os.fstat(file.fileno()), path.stat())
+def _is_at(file: typing.BinaryIO, path: pathlib.Path) -> bool:
+    """Returns whether the path still names this file, which the holder before may have removed."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_running(workdir: str) -> bool:
