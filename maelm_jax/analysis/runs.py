@@ -194,7 +194,7 @@ def measure(run: MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int
         "workdir": run.path,
         "step": run.step,
         "started_from": started_from(experiment),
-        "started_step": read_started_step(run.path) if experiment.finetune else None,
+        "started_step": source.read_record(run.path, source.INPUTS).get("start_step"),
         "model": dataclasses.asdict(experiment.model),
         "masking": dataclasses.asdict(training.masking) if training else None,
         "measured_masking": dataclasses.asdict(experiment.evaluated.masking),
@@ -218,11 +218,6 @@ def started_from(experiment: config.Experiment) -> str | None:
     if experiment.finetune:
         return experiment.finetune.init_from
     return experiment.run.continue_from or experiment.run.init_from
-
-
-def read_started_step(workdir: str) -> int | None:
-    """Returns the step of the checkpoint that a run was fine-tuned from."""
-    return source.read_record(pathlib.Path(workdir), source.INPUTS).get("start_step")
 
 
 def read_loss_curve(run: MeasuredRun) -> dict[str, list]:

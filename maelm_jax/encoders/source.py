@@ -36,7 +36,9 @@ from maelm_jax.encoders import (
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint, run_record, sharding
 
-RESULTS, INPUTS = "results.json", "inputs.json"  # of a fine-tuned run
+# Of a fine-tuned run: the fingerprint of its data, with the checkpoint step of its encoder, and its
+# scores, which are written last.
+INPUTS, RESULTS = "inputs.json", "results.json"
 ORIGIN = "origin.json"  # of a run that started from an encoder
 # Of a folder of sentence-transformers: the list of the modules that it applies to an encoder, such
 # as pooling, and the settings of the encoder in it.

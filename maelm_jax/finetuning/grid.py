@@ -15,6 +15,7 @@ import typing
 import numpy as np
 
 from maelm_jax import config, gin_files, storage
+from maelm_jax.encoders import source
 from maelm_jax.finetuning import (
     glue,
     initial_encoder,
@@ -283,7 +284,7 @@ def _train(run: Run, is_single: bool) -> dict:
             "score": None,
             "diverged": str(error),
         }
-        session.write_json(run.folder / session.RESULTS, result)
+        session.write_json(run.folder / source.RESULTS, result)
         shutil.rmtree(run.folder / session.UNFINISHED, ignore_errors=True)
         return result
 
@@ -296,7 +297,7 @@ def finished(run: Run) -> dict | None:
             checkpoint of its encoder.
     """
     folder = run.folder
-    record, inputs = folder / gin_files.RECORD, folder / session.INPUTS
+    record, inputs = folder / gin_files.RECORD, folder / source.INPUTS
     if not record.exists():
         return None
     changed = config.differences(gin_files.load([str(record)]), run.experiment)
@@ -312,11 +313,11 @@ def finished(run: Run) -> dict | None:
             f"{folder} holds a run with other settings, data or checkpoint ({'; '.join(changed)}): "
             "give another --workdir, or the same settings"
         )
-    if not (folder / session.RESULTS).exists():
+    if not (folder / source.RESULTS).exists():
         return None
     # The folder remains when a kill came after the results were written and before its removal.
     shutil.rmtree(folder / session.UNFINISHED, ignore_errors=True)
-    return storage.read_json(folder / session.RESULTS)
+    return storage.read_json(folder / source.RESULTS)
 
 
 def median(results: list[dict]) -> float:

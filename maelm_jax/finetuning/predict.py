@@ -6,6 +6,7 @@ import zipfile
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import readers, vocabularies
+from maelm_jax.encoders import source
 from maelm_jax.finetuning import glue, grid, session, table
 from maelm_jax.finetuning.batches import choose_lengths
 from maelm_jax.finetuning.task import EvaluationSet, InputFormat
@@ -38,7 +39,7 @@ class FinishedRun:
             ConfigError: `workdir` is not a finished fine-tuning run, or has no model.
         """
         self.folder = pathlib.Path(workdir or "")
-        file = self.folder / session.RESULTS
+        file = self.folder / source.RESULTS
         if not workdir or not file.is_file():
             reports = table.read(self.folder).values() if workdir else ()
             models = [report["model"] for by_task in reports for report in by_task.values()]

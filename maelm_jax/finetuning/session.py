@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
 from maelm_jax.data.vocabularies import Vocabulary
+from maelm_jax.encoders.source import INPUTS, RESULTS
 from maelm_jax.finetuning import heads
 from maelm_jax.finetuning.batches import Batch, Batches, choose_lengths, in_order, pack
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
@@ -24,8 +25,6 @@ from maelm_jax.finetuning.task import EvaluationSet, InputFormat, Task, TaskData
 from maelm_jax.model import keys
 from maelm_jax.training import checkpoint, loop, metrics, optimizers, run_record, sharding, step
 
-INPUTS = "inputs.json"  # fingerprint of a run's data, and checkpoint step of its encoder
-RESULTS = "results.json"  # written last: a folder that holds it is finished
 UNFINISHED = "unfinished"  # folder of the checkpoints to resume from, removed at the end
 HYPERPARAMETERS = ("batch_size", "learning_rate", "epochs", "warmup")  # of a cell of the grid
 EVALUATION_ROWS = 64  # rows of an evaluation step

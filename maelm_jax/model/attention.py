@@ -422,10 +422,7 @@ def mesh_target(mesh: jax.sharding.Mesh) -> Target:
 
 def current_target() -> Target:
     """Returns the target that `trace_for` has set, or the devices of this machine."""
-    device = jax.config.jax_default_device or jax.devices()[0]
-    if isinstance(device, str):  # a platform
-        device = jax.devices(device)[0]
-    return _target.get() or device_target(device)._replace(devices=jax.device_count())
+    return _target.get() or device_target(jax.devices()[0])._replace(devices=jax.device_count())
 
 
 @contextlib.contextmanager

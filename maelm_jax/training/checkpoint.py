@@ -310,8 +310,6 @@ def _storage_errors(folder: epath.Path) -> collections.abc.Iterator[None]:
     """
     try:
         yield
-    except ConfigError:
-        raise
     except ValueError as error:
         reason = " ".join(str(error).split())[:500]
         raise RunError(

@@ -86,7 +86,7 @@ class Curve(typing.NamedTuple):
     lines: list[dict]  # of metrics.jsonl
     first_token: int  # tokens of the runs before it
     tokens_per_step: int
-    evaluated: tuple = ()  # what decides the loss of held-out rows: whether it is causal, and masks
+    evaluated: tuple  # what decides the loss of held-out rows: whether it is causal, and masks
 
     def tokens_after(self, step: int) -> int:
         """Returns the tokens trained on until a step of this run."""

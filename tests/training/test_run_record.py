@@ -59,6 +59,21 @@ def test_a_workdir_that_is_removed_meanwhile_is_no_error(tmp_path):
         shutil.rmtree(tmp_path / "run")
 
 
+def test_a_folder_that_goes_before_its_lock_is_opened_is_made_again(tmp_path, monkeypatch):
+    """The holder before removes its empty folder at its end."""
+    mkdir, made = pathlib.Path.mkdir, []
+
+    def mkdir_and_lose_the_second(path, *args, **kwargs):
+        mkdir(path, *args, **kwargs)
+        made.append(path)
+        if len(made) == 2:
+            path.rmdir()
+
+    monkeypatch.setattr(pathlib.Path, "mkdir", mkdir_and_lose_the_second)
+    with run_record.locked(str(tmp_path / "run")):
+        assert (tmp_path / "run" / "run.lock").read_text() and len(made) == 3
+
+
 def test_a_file_system_without_locks_is_named_and_does_not_stop_a_run(tmp_path, monkeypatch, caplog):
     def flock(file, operation):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
