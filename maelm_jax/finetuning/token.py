@@ -29,6 +29,9 @@ COLUMNS = re.compile(r"[ \t]+")
 # A line before a sentence in MultiCoNER and CoNLL-U, as "# id 7b1f domain=en" or "# text = ...".
 # Behind the word "#" stands a label instead.
 COMMENT = re.compile(r"#\s+(id\s|newdoc\b|newpar\b|[\w.]+\s*=)")
+# CoNLL-U numbers the words in its first of ten columns. "1-2  don't" repeats words 1 and 2 as they
+# are written, "8.1" is a word that is not written.
+NOT_A_WORD = re.compile(r"\d+[-.]\d+")
 SPECIAL_TOKENS = 2  # `<s>` and `</s>` of a row
 WORD_BEFORE = "a"  # a word is encoded after it, for the first word of a text has other tokens
 UNPREDICTED = "_"  # stands for the label of a word without a prediction in a file
@@ -248,6 +251,8 @@ def read_sentences(
             if current.words:
                 sentences.append(current)
                 current = Sentence([], [])
+            continue
+        if len(cells) == 10 and NOT_A_WORD.fullmatch(cells[0]):
             continue
         if expected is None:
             expected = len(cells)

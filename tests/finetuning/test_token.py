@@ -289,6 +289,13 @@ def test_sentences_stand_between_blank_lines_and_documents(tmp_path):
     assert read(tmp_path, multiconer) == [(["doris", "#"], ["B-ART", "O"]), (["x"], ["O"]), (["#id"], ["O"])]
 
 
+def test_numbers_of_several_words_and_of_unwritten_words_in_conll_u_are_no_words(tmp_path):
+    line = "{}\t{}\t_\t{}\t_\t_\t_\t_\t_\t_\n"
+    rows = [("1-2", "don't", "_"), ("1", "do", "AUX"), ("2", "n't", "PART"), ("2.1", "go", "_"), ("3", "1-2", "NUM")]
+    text = "# sent_id = 1\n# text = don't 1-2\n" + "".join(line.format(*row) for row in rows)
+    assert read(tmp_path, text, word_column=1, label_column=3) == [(["do", "n't", "1-2"], ["AUX", "PART", "NUM"])]
+
+
 def test_columns_are_chosen_and_stand_between_spaces_or_tabs(tmp_path):
     text = "1\tEU\tNNP \r\n2  caf\u00e9\u00a0x \t NN\r\n"
     assert read(tmp_path, text, word_column=1) == [(["EU", "caf\u00e9\u00a0x"], ["NNP", "NN"])]
