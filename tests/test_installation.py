@@ -38,17 +38,6 @@ def test_the_pinned_versions_can_be_given_as_constraints():
     assert all(re.match(r"(#|[\w-]+==[\w.]+( |$))", line) for line in lines) and len(lines) > 20
 
 
-def test_an_entry_point_ends_with_the_status_of_wrong_input(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["maelm-train", "--gin_file=missing.gin"])
-    monkeypatch.setenv("MAELM_HUGE_PAGES", "0")
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", os.environ["JAX_COMPILATION_CACHE_DIR"])
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-    with pytest.raises(SystemExit) as ended:
-        train.command()
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("error: --gin_file=missing.gin")
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> pathlib.Path:
     """The wheel that pip builds of this checkout; needs the package registry for the build backend."""

@@ -6,7 +6,7 @@ import shutil
 
 import jax
 import numpy as np
-from testing import ROOT, call, metrics, training
+from testing import ROOT, call, training
 
 from maelm_jax.training import checkpoint
 
@@ -36,9 +36,6 @@ def test_the_mean_of_one_checkpoint_is_itself_and_commands_read_it(text, uninter
         assert done.status == 0, done.stderr
     theirs, ours = (json.loads((tmp_path / f"{name}.json").read_text())["scores"][0] for name in ("whole", "merged"))
     assert {**ours, "path": None} == {**theirs, "path": None}
-    done = call("train", *training(text, tmp_path / "run", f"--gin.Run.init_from={merged}", "--gin.TRAIN_STEPS=1", "--gin.Run.rank_every=0"))
-    assert done.status == 0 and "with fresh weights: nothing" in done.stdout, done.stderr
-    assert metrics(tmp_path / "run")[0]["loss"] < metrics(uninterrupted)[0]["loss"] - 0.2
     done = call("train", *training(text, tmp_path / "more", f"--gin.Run.continue_from={merged}"))
     assert done.status == 2 and f"Run.init_from={merged}" in done.stderr
 

@@ -83,15 +83,15 @@ def test_killed_stopped_and_resumed_by_another_number_of_processes_is_the_run_of
 @pytest.mark.slow
 def test_two_processes_start_from_another_run(text, uninterrupted, tmp_path):
     """Finding the run must not wake JAX's devices: the processes have not met by then."""
-    two = Processes(text, tmp_path, 2, f"--gin.Run.init_from={uninterrupted}", "--gin.Run.checkpoint_every=1000")
+    two = Processes(text, tmp_path, 2, f"--gin.Run.init_from={uninterrupted}", "--gin.TRAIN_STEPS=3")
     status, said, errors = two.wait()
     assert status == [0, 0] and f"starting from {uninterrupted} (workdir); with fresh weights: nothing" in said[0], errors
-    assert [line["step"] for line in steps_of(tmp_path)] == list(range(1, STEPS + 1)), said
+    assert [line["step"] for line in steps_of(tmp_path)] == [1, 2, 3], said
     assert metrics(tmp_path)[0]["loss"] < metrics(uninterrupted)[0]["loss"] - 0.1, "it starts from trained weights"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [(2, 2, 1), (1, 2, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [(1, 2, 2)], ids=str)
 def test_four_processes_on_any_mesh_are_the_run_of_one(text, uninterrupted, tmp_path, mesh):
     sizes = [f"--gin.Mesh.{name}={size}" for name, size in zip(("data", "fsdp", "tensor"), mesh, strict=True)]
     status, _, errors = Processes(text, tmp_path, 4, *sizes).wait()

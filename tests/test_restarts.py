@@ -51,6 +51,7 @@ class Slice:
         self.folder = folder
         executable(folder / "gcloud", GCLOUD)
         executable(folder / "sleep", "#!/bin/sh\n")
+        executable(folder / "git", '#!/bin/sh\n[ "$1" != archive ] || set -- "$@" launch\nexec /usr/bin/git "$@"\n')  # the whole tree takes seconds
 
     def run(self, *answers: tuple, **environment: str) -> tuple[int, list[str], str]:
         """The exit status, the calls of gcloud in order, and stderr. An answer is (word, status, stdout, stderr)."""

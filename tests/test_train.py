@@ -4,7 +4,6 @@ import math
 import shutil
 import signal
 
-import pytest
 from testing import STEPS, call, finish, metrics, repeated, send_when, start, steps_of, training
 
 from maelm_jax import gin_files
@@ -56,24 +55,6 @@ def test_killed_and_stopped_is_bit_for_bit_the_run_never_stopped(text, uninterru
     assert repeated(tmp_path) == repeated(uninterrupted)
 
 
-@pytest.mark.slow
-def test_evaluations_are_at_the_heldout_rate_whatever_the_rate_of_training(text, tmp_path):
-    """The learning rates are so small that no weight changes."""
-    settings = ["--gin.TRAIN_STEPS=1", "--gin.Optimizer.learning_rate=1e-30", "--gin.Optimizer.muon_learning_rate=1e-30"]
-    masks = {
-        "rate": ["Masking.rate=0.15", "Masking.heldout_rate=None"],
-        "other_rate": ["Masking.rate=0.5", "Masking.heldout_rate=0.15"],
-    }
-    found = {}
-    for name, bindings in masks.items():
-        argv = training(text, tmp_path / name, *settings, *(f"--gin.{binding}" for binding in bindings))
-        assert call("train", *argv).status == 0
-        last = metrics(tmp_path / name)[0]
-        found[name] = [value for key, value in last.items() if key.startswith(("eval_", "rank_", "unigram"))]
-    assert len(found["rate"]) == 9
-    assert found["other_rate"] == found["rate"]
-
-
 def test_a_damaged_checkpoint_is_passed_over_and_another_mesh_goes_on(text, uninterrupted, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted, workdir)
@@ -107,50 +88,11 @@ def test_a_run_whose_workdir_is_renamed_ends(text, tmp_path, monkeypatch):
     assert not begun.exists() and [line["step"] for line in metrics(renamed)] == [1, 2, 3]
 
 
-def test_other_settings_do_not_touch_a_run(text, uninterrupted, tmp_path):
-    workdir = shutil.copytree(uninterrupted, tmp_path / "run")
-    before = repeated(workdir)
-    done = call("train", *training(text, workdir, "--gin.SEED=5"))
-    assert done.status == 2 and "Run.seed: 0 -> 5" in done.stderr
-    assert repeated(workdir) == before
-
-
-def test_nan_stops_the_run_and_names_the_last_good_checkpoint(text, tmp_path):
-    diverging = ["--gin.Optimizer.learning_rate=1e30", "--gin.Optimizer.warmup_steps=8", "--gin.Run.checkpoint_every=1"]
-    done = call("train", *training(text, tmp_path, *diverging, "--gin.Run.rank_every=0"))
-    assert done.status == 3
-    assert "the last good checkpoint is step" in done.stderr
-    good = int(done.stderr.split("last good checkpoint is step ")[1].split(".")[0])
-    assert all(math.isfinite(line["loss"]) for line in steps_of(tmp_path)) and (tmp_path / "checkpoints" / str(good)).is_dir()
-
-
-def test_text_that_is_not_there_is_one_line_and_status_2(text, tmp_path):
-    done = call("train", *training(text, tmp_path, "--gin.TEXT_FILES=nowhere/*.txt"))
-    assert done.status == 2 and "Traceback" not in done.stderr
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: ") and "nowhere/*.txt" in last
-
-
-@pytest.mark.parametrize("files,more", [(["tiny.gin"], []), (["tiny.gin", "mlm.gin"], ["--gin.Model.unigram_bias=True"])], ids=["mae-lm", "mlm"])
-def test_small_configs_take_a_step(text, tmp_path, files, more):
-    """With unigram_bias the loss starts near the unigram cross-entropy, without it far above."""
-    argv = [*(f"--gin_file={name}" for name in files), "--gin.TRAIN_STEPS=1", f"--gin.TEXT_FILES={text}/*.txt", f"--workdir={tmp_path}"]
-    argv += ["--gin.Vocabulary.size=400", "--gin.Corpus.heldout_fraction=0.1", f"--gin.Corpus.rows_dir={text}/rows", "--gin.Run.eval_rows=32"]
-    done = call("train", *argv, "--gin.Run.rank_every=0", *more)
-    assert done.status == 0, done.stderr
+def test_with_unigram_bias_the_loss_starts_near_the_unigram_cross_entropy(text, uninterrupted, tmp_path):
+    argv = training(text, tmp_path, "--gin_file=mlm.gin", "--gin.TRAIN_STEPS=1", "--gin.Model.unigram_bias=True", "--gin.Run.rank_every=0")
+    assert call("train", *argv).status == 0
     (line,) = steps_of(tmp_path)
-    assert (line["eval_loss"] < line["unigram"] + 0.4) == bool(more)
-
-
-@pytest.mark.parametrize("name", ["modern_tiny.gin", *(pytest.param(f"{name}.gin", marks=pytest.mark.slow) for name in ("tiny", "large_plus"))])
-def test_dry_run(name, tmp_path):
-    """It reads no data and writes nothing. A run with other settings in the workdir is no error."""
-    (tmp_path / "config.gin").write_text(gin_files.render(gin_files.load(["small.gin"])))
-    done = call("train", f"--gin_file={name}", "--dry_run", f"--workdir={tmp_path}")
-    assert done.status == 0, done.stderr
-    for what in ("encoder/token_embedding", "FLOPs a step", "optimiser's state", "mesh {'data': 1"):
-        assert what in done.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["config.gin"]
+    assert line["eval_loss"] < line["unigram"] + 0.4 < steps_of(uninterrupted)[0]["loss"]
 
 
 def test_a_run_that_a_signal_stopped_at_its_last_step_says_that_it_is_not_evaluated(tmp_path, capsys):

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from maelm_jax import cli, config, huge_pages
+from maelm_jax import config, huge_pages
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"  # beside a checkout, or not there
@@ -50,13 +50,13 @@ def call(command: str, *argv, devices: int = 1) -> Done:
 
     The arguments, the environment, logging and the exit status are those of the real command. Any exception that would print a traceback is raised.
     """
-    main = importlib.import_module(f"maelm_jax.{command}").main
+    command_line = importlib.import_module(f"maelm_jax.{command}").command
     stdout, stderr, root, ours = io.StringIO(), io.StringIO(), logging.getLogger(), logging.getLogger("maelm_jax")
     with contextlib.ExitStack() as stack:
         stack.enter_context(unittest.mock.patch.dict(os.environ))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(sys, "argv", [f"maelm_jax.{command}", *map(str, argv)])
-        patch.setattr(huge_pages, "use_huge_pages", _nothing)
+        patch.setattr(huge_pages, "use_huge_pages", lambda argv: None)
         for logger in (root, ours):
             stack.callback(logger.setLevel, logger.level)
         patch.setattr(root, "handlers", [])
@@ -65,14 +65,10 @@ def call(command: str, *argv, devices: int = 1) -> Done:
         stack.enter_context(contextlib.redirect_stdout(stdout))
         stack.enter_context(contextlib.redirect_stderr(stderr))
         try:
-            cli.run(main)
+            command_line()
         except SystemExit as end:
             status = end.code
     return Done(status, stdout.getvalue(), stderr.getvalue())
-
-
-def _nothing():
-    """Stands in for a restart of the process."""
 
 
 def only_devices(patch: pytest.MonkeyPatch, count: int):

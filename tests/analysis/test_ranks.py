@@ -22,16 +22,6 @@ def states_of_rank(rank: int, tokens: int = 2000, seed: int = 0) -> np.ndarray:
     return left @ right.T
 
 
-@pytest.mark.parametrize("rank", [1, 5, WIDTH])
-def test_known_rank(rank):
-    states = states_of_rank(rank)
-    values = ranks.spectrum(states.T @ states)
-    assert ranks.effective_rank(values, 1.0) == rank
-    assert ranks.effective_rank(values, 0.9) == int(np.ceil(0.9 * rank - 1e-9))
-    assert np.count_nonzero(values) == rank
-    np.testing.assert_allclose(values[:rank], 1.0, rtol=1e-9)
-
-
 @pytest.mark.parametrize("tau", [0.5, 0.9, 0.99, 1.0])
 def test_effective_rank_is_that_of_a_plain_svd(tau):
     rng = np.random.default_rng(3)

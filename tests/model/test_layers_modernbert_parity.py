@@ -80,20 +80,3 @@ def test_masked_language_model_and_its_gradients_are_those_of_the_stock_model(mo
     theirs = {name: parameter.grad.numpy() for name, parameter in stock.named_parameters()}
     for name, ours in stock_names(gradient).items():
         close(ours, theirs[name], 1e-4, name)
-
-
-def test_compact_states_are_those_of_the_stock_model_at_the_same_positions(models):
-    graph, params, stock = models
-    ids = np.random.default_rng(1).integers(4, 99, (2, LENGTH)).astype(np.int32)
-    ids[:, 0] = 0
-    settings = config.Masking(rate=0.5)
-    inputs = masking.draw(jax.random.split(jax.random.key(2), 2), jnp.asarray(ids), settings, masking.budget(settings, LENGTH), SPECIAL)
-    ours = np.asarray(maelm.apply(graph, params).encode(inputs))
-    visible = np.asarray(inputs.encoder_slots) < LENGTH
-    positions = torch.tensor(np.asarray(inputs.encoder_positions)).long()
-    assert (np.diff(positions.numpy(), axis=1)[visible[:, 1:]] > 1).any(), "there are gaps"
-    with torch.no_grad():
-        theirs = stock.model(
-            torch.tensor(np.asarray(inputs.encoder_ids)).long(), attention_mask=torch.tensor(visible), position_ids=positions
-        ).last_hidden_state.numpy()
-    close(ours[visible], theirs[visible], 1e-5)

@@ -124,15 +124,3 @@ def test_bfloat16_dropout_keeps_the_mean():
         ratio = result[kept].mean() / np.asarray(x, np.float64)[kept].mean()
         assert ratio == pytest.approx(1 / (1 - rate), rel=2e-4)
         np.testing.assert_allclose(result[kept], np.asarray(x, np.float64)[kept] / (1 - rate), rtol=ROUNDING)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [ops.gelu, lambda x: ops.dropout(x, 0.1, jax.random.split(jax.random.key(0), 2))],
-    ids=["gelu", "dropout"],
-)
-def test_the_float32_program_converts_no_float(function):
-    x = jnp.ones((2, 8, 16))
-    for traced in (function, jax.grad(lambda x: function(x).sum())):
-        conversions = [line for line in str(jax.make_jaxpr(traced)(x)).splitlines() if "convert_element_type" in line and ":f32" in line]
-        assert not conversions

@@ -25,11 +25,6 @@ def test_parts_with_the_same_choice_are_named_together(mesh):
     assert line == "attention: pallas_tpu in encoder, decoder, cross-attention (as set, in Pallas' interpreter: slow)"
 
 
-def test_a_backend_that_cannot_compute_a_part_is_refused(mesh):
-    with pytest.raises(config.ConfigError, match="heads have size 96"):
-        attention_report.describe(experiment(heads=8, attention_backend="pallas_tpu"), mesh)
-
-
 def test_lengths_with_different_choices_are_named_apart(mesh, monkeypatch):
     assert attention_report.describe_encoder(experiment(), [36, 64], mesh).startswith("attention: xla in encoder of 36 slots, encoder of 64 slots (")
     monkeypatch.setattr(attention, "mesh_target", lambda mesh: attention.Target("tpu", "TPU v5 lite"))

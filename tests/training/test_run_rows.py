@@ -188,6 +188,8 @@ def test_a_run_whose_text_has_changed_resumes_if_new_data_is_accepted(uninterrup
     unchanged = files()
     refused = call("train", *training(tmp_path, workdir))
     assert refused.status == 2 and "--accept_new_data" in refused.stderr and files() == unchanged
+    other = call("train", *training(tmp_path, workdir, "--gin.SEED=5"))
+    assert other.status == 2 and "Run.seed: 0 -> 5" in other.stderr and files() == unchanged
     accepted = call("train", *training(tmp_path, workdir, "--accept_new_data"))
     assert accepted.status == 0 and "new data after step 55" in accepted.stdout
     assert losses(workdir)[:55] == before[:55] and losses(workdir)[55:] != before[55:]

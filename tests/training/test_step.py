@@ -22,14 +22,14 @@ MODERN = dataclasses.replace(
 MUON = config.Optimizer(kind="muon", learning_rate=1e-2, muon_learning_rate=1e-2, warmup_steps=2)
 
 
-def experiment(mesh=(1, 1, 1), accumulate=1, batch_size=ROWS):
+def experiment(mesh=(1, 1, 1), accumulate=1):
     return config.Experiment(
         vocabulary=config.Vocabulary(size=300),
         corpus=config.Corpus(sequence_length=LENGTH),
         model=MODEL,
         optimizer=config.Optimizer(learning_rate=1e-2, warmup_steps=2),
         mesh=config.Mesh(**dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))),
-        run=config.Run(train_steps=10, batch_size=batch_size, accumulate=accumulate),
+        run=config.Run(train_steps=10, batch_size=ROWS, accumulate=accumulate),
     )
 
 
@@ -62,7 +62,7 @@ def single():
     return run(experiment())
 
 
-@pytest.mark.parametrize("mesh", [(2, 2, 2), *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ((8, 1, 1), (1, 4, 2), (1, 1, 4)))], ids=str)
+@pytest.mark.parametrize("mesh", [(2, 2, 2), pytest.param((1, 1, 4), marks=pytest.mark.slow)], ids=str)
 def test_any_mesh_and_two_microbatches_give_the_same_losses(single, mesh):
     ours, state = run(experiment(mesh, accumulate=2))
     for a, b in zip(ours, single[0], strict=True):
@@ -97,22 +97,6 @@ def test_the_kind_of_random_key_that_jax_is_asked_for_changes_nothing(kind):
     with jax.default_prng_impl(kind):
         found = keys.make_stream_key(3, keys.TRAIN_STREAM)
     assert found.dtype == expected.dtype and (jax.random.key_data(found) == jax.random.key_data(expected)).all()
-
-
-def test_every_parameter_has_one_rule(single):
-    for path, _ in jax.tree_util.tree_leaves_with_path(single[1].params):
-        sharding.partition_spec(sharding.parameter_path(path))
-    with pytest.raises(config.RunError, match="matches 0"):
-        sharding.partition_spec("encoder/blocks/attention/query/kernels")
-
-
-def test_meshes_that_do_not_fit():
-    with pytest.raises(config.ConfigError, match="does not equal the 8 devices"):
-        sharding.mesh_sizes(config.Mesh(data=3), 8)
-    assert sharding.mesh_sizes(config.Mesh(data=-1, fsdp=2, tensor=2), 8) == (2, 2, 2)
-    mesh = jax.make_mesh((8, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
-    with pytest.raises(config.ConfigError, match="Use 8 or 16"):
-        sharding.check_mesh(experiment(batch_size=12), mesh)
 
 
 def test_evaluation_draws_the_same_masks_each_time():
