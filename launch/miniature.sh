@@ -12,7 +12,8 @@
 #             miniature_cpu.gin for two cores
 #   VARIANTS  a part of the variants, as in "mae-lm mlm"
 #   TASKS     a part of the tasks, as in "rte mrpc"
-#   TUNE      flags of maelm_jax.finetune
+#   TUNE      flags of maelm_jax.finetune; by default three seeds, 3 epochs of at most 4,000 examples
+#             and rate 1e-3, for encoders of these sizes
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; }
 text=$1 out=$2 glue=
@@ -65,7 +66,8 @@ done <<<"$variants"
 tuned=
 if [ -n "$glue" ]; then
   echo "== fine-tuning on $tasks"
-  read -ra tune <<<"${TUNE:-}"
+  few='--gin.LEARNING_RATE=1e-3 --gin.EPOCHS=3 --gin.TRAIN_EXAMPLES=4000 --gin.SEEDS=(1,2,3)'
+  read -ra tune <<<"${TUNE-$few}"
   "$python" -m maelm_jax.finetune --gin_file=finetune/glue.gin --init_from="$runs" \
     --workdir="$out/glue" --gin.DATA_DIR="$glue" --gin.Finetune.tasks="($tasks)" "${tune[@]}"
   task=${tasks%%,*}
