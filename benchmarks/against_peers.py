@@ -113,6 +113,8 @@ PEER_ENVIRONMENT = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967295"
     ":glibc.malloc.trim_threshold=4294967295"
 }
+# Compilation counts, as PyTorch's does.
+OUR_ENVIRONMENT = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 
 class Choice(typing.NamedTuple):
@@ -203,6 +205,11 @@ def write_inputs(args: argparse.Namespace):
 
     folder = args.output / "inputs"
     folder.mkdir(parents=True, exist_ok=True)
+    settings = {name: getattr(args, name) for name in ("text", "heldout", "minutes")}
+    record = folder / "settings.json"
+    if record.exists() and json.loads(record.read_text()) != settings:
+        sys.exit(f"{args.output} was begun with other settings ({record}): give another --output")
+    write_json(record, settings)
     missing = [seed for seed in args.seeds if not (folder / f"order-{seed}.npy").exists()]
     if (folder / "special.json").exists() and not missing:
         return
@@ -210,9 +217,9 @@ def write_inputs(args: argparse.Namespace):
     experiment = gin_files.load([CONFIGS["4x128"]], bindings)
     vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, experiment.corpus)
     (train,) = prepare.prepare(experiment.corpus, vocabulary).split("train").values()
-    for seed in missing:  # four epochs in the order of maelm_jax.train
+    for seed in missing:  # as many epochs as any arm reads, in the order of maelm_jax.train
         order = batches.Batches({"text": train}, {"text": 1.0}, 1, seed)
-        numbers = order.locate(np.arange(4 * len(train))).row
+        numbers = order.locate(np.arange(16 * len(train))).row
         np.save(folder / f"order-{seed}.npy", numbers.astype(np.uint32))
     ids = train[np.arange(len(train))]
     np.save(folder / "rows.npy", ids.astype(np.uint16))
@@ -259,6 +266,7 @@ def corpus_settings(args: argparse.Namespace) -> dict[str, typing.Any]:
         "TEXT_FILES": args.text,
         "SEQUENCE_LENGTH": LENGTH,
         "Vocabulary.size": VOCABULARY_SIZE,
+        "Corpus.heldout_fraction": 0.01,  # of every size: it decides the vocabulary's sample
         "Corpus.rows_dir": str(args.output.resolve() / "inputs" / "rows"),
     }
 
@@ -324,7 +332,7 @@ def measure(
     shutil.rmtree(plan.folder, ignore_errors=True)
     plan.folder.parent.mkdir(parents=True, exist_ok=True)
     environment = {key: value for key, value in os.environ.items() if key != "GLIBC_TUNABLES"}
-    environment |= PEER_ENVIRONMENT if ARMS[plan.arm].is_peer else {}
+    environment |= PEER_ENVIRONMENT if ARMS[plan.arm].is_peer else OUR_ENVIRONMENT
     command = ["taskset", "-c", str(core), sys.executable, *training_command(args, plan)]
     log = plan.folder.with_name(f"{plan.folder.name}.log")
     metrics, points, size = plan.folder / "metrics.jsonl", [], 0

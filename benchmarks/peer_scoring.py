@@ -1,7 +1,7 @@
 """Scores the checkpoints of one arm of against_peers.py: held-out loss, minimal pairs, probes.
 
-    python benchmarks/peer_scoring.py --run=runs/peers/4x128-bert-s0 --inputs=runs/peers/inputs \
-        --blimp='blimp/*.jsonl' --glue=glue --output=scores.json
+    python benchmarks/peer_scoring.py --run=runs/peers/runs/4x128-bert-s0 \
+        --inputs=runs/peers/inputs --blimp='blimp/*.jsonl' --glue=glue --output=scores.json
 
 --run is a workdir of maelm_jax.train, or a folder of peer_training.py. All arms are scored by the
 same functions, in JAX: models of transformers are loaded as stock folders.
@@ -154,7 +154,7 @@ def probes(encoder: Encoder, glue: pathlib.Path | None, tokenizer_file: pathlib.
 def read_task(folder: pathlib.Path, task: str) -> tuple[list, np.ndarray]:
     """Returns the texts (or pairs of texts) and the labels of the first training examples."""
     (path,) = folder.glob("train.tsv*")
-    lines = (line.decode("utf-8") for _, line in readers.lines(str(path)))
+    lines = (readers.decode(line, str(path), start) for start, line in readers.lines(str(path)))
     rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     columns, label = TASKS[task]
     if isinstance(label, str):

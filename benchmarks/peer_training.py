@@ -111,7 +111,7 @@ class Rows:
     def batch(self, step: int) -> torch.Tensor:
         """Returns the rows of a step, int64 [batch_size, length]."""
         first = step * self.batch_size
-        chosen = np.take(self.order, range(first, first + self.batch_size), mode="wrap")
+        chosen = np.take(self.order, range(first, first + self.batch_size))
         return torch.from_numpy(self.ids[chosen].astype(np.int64)).to(DEVICE)
 
 

@@ -18,6 +18,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,7 +61,12 @@ def main():
     tries = [(arm, rate) for arm in ARMS for rate in RATES.get(arm, (None,))]
     # Ours need no choice, but must not end within their turn.
     short = [start(args, arm, rate, SHORT_STEPS * (1 if rate else 10)) for arm, rate in tries]
-    seconds = dict(zip(tries, take_turns(short), strict=True))
+    try:
+        seconds = dict(zip(tries, take_turns(short), strict=True))
+    except BaseException:
+        for run in short:  # a stopped process would keep its memory of the GPU
+            run.process.kill()
+        raise
     losses = dict(zip(tries, map(final_loss, short), strict=True))
     chosen = [min((key for key in tries if key[0] == arm), key=losses.get) for arm in ARMS]
     total = sum(seconds[key] for key in chosen)
@@ -90,6 +96,7 @@ def start(
     choice = peers.Choice(ROWS, rate, peers.INITIALIZER_RANGES[0] if rate else None)
     folder = args.output / "runs" / f"{args.size}-{arm}-{rate}-{steps}"
     folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
     flags = ("--gin.Model.dtype=bfloat16",)
     plan = peers.Plan(arm, args.size, 0, choice, steps, save_every, folder, LOG_EVERY, flags)
     command = [sys.executable, *peers.training_command(args, plan)]
@@ -112,7 +119,9 @@ def take_turns(runs: list[Run]) -> list[float]:
     for run in runs:
         run.process.send_signal(signal.SIGCONT)
         points, end = [], time.monotonic() + TURN_SECONDS
-        while time.monotonic() < end:
+        while time.monotonic() < end or len(points) < 6:
+            if run.process.poll() is not None:
+                raise RuntimeError(f"{run.plan.folder.name} ended within its turn")
             step = peers.last_step(run.metrics)
             if not points or step > points[-1][0]:
                 points.append((step, time.monotonic()))

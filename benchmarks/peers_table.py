@@ -120,7 +120,7 @@ def row_of(arm: str, runs: list[dict]) -> list[str]:
     first = own[0]
     rate = "recipe" if first["learning_rate"] is None else f"{first['learning_rate']:g}"
     seconds = [value for run in own if (value := seconds_to_peer(run, runs))]
-    reached = "not reached"
+    reached = "not reached" if runs_of("bert", runs) else "-"
     if len(seconds) == len(own):
         whole = runs_of("bert", runs)[0]["curve"][-1]["seconds"]
         reached = f"{mean_of(seconds, '.0f')} ({np.mean(seconds) / whole:.0%})"
@@ -217,7 +217,8 @@ def draw(runs: list[dict], file: pathlib.Path):
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     for panel in panels:
         panel.grid(alpha=0.3)
-    figure.suptitle(f"Which encoder of {runs[0]['size']} learns most from the same {time}?")
+    equal = "tokens" if gpu else time
+    figure.suptitle(f"Which encoder of {runs[0]['size']} learns most from the same {equal}?")
     figure.savefig(file, dpi=150)
 
 

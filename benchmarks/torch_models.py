@@ -188,7 +188,9 @@ def masked_loss(x, inputs: dict, logits: typing.Callable):
     length = inputs["ids"].shape[1]
     valid = inputs["masked_slots"] < length
     targets = inputs["ids"].gather(1, inputs["masked_slots"].clamp(max=length - 1))
-    return functional.cross_entropy(logits(x[valid]).float(), targets[valid])
+    # At a boolean index, whose shape depends on the data, torch.compile waits for the GPU.
+    targets = torch.where(valid, targets, -100)
+    return functional.cross_entropy(logits(x).flatten(0, 1).float(), targets.flatten())
 
 
 def _of_layer(parameters: dict | list, index: int):

@@ -1,13 +1,10 @@
 """Draws docs/evidence/fair.png from fair.json and prints the figures of docs/evidence.md.
 
-With --outputs=FOLDER, the script first writes fair.json. The folder holds ARM-sSEED.json, the ranks
-of all layers by step ({"steps": [{"step": N, "layers": [{"plain_0.9": rank, ...}]}]}), and
-loss-SIZE-sSEED.json, written by `maelm_jax.evaluate --all_steps`. Arms of width 32 begin with w32.
-fedA is A's encoder when it reads [MASK], which it does not in training.
+Of each checkpoint, fair.json has the loss of `maelm_jax.evaluate --all_steps` and the ranks of all
+layers. Arms of width 32 begin with w32. fedA is A's encoder when it reads [MASK], which it does not
+in training.
 """
 
-import argparse
-import itertools
 import json
 import pathlib
 import sys
@@ -29,26 +26,7 @@ ARMS = {
 DEPTHS = {"": 4, "w32": 8}  # layers of A's encoder, where all arms are compared
 TITLES = {"": "4 + 2 layers, width 128", "w32": "8 + 2 layers, width 32"}
 SEEDS, LAST = (0, 1, 2), (1, 2000)  # the last step of fresh weights is 1
-KINDS = ("plain_0.9", "plain_0.99", "real_0.9", "all_0.9", "mask_0.9", "mask_dimensions_0.9")
 PRINTED = ("plain_0.9", "plain_0.99", "gap_0.9", "mask_0.9", "mask_dimensions_0.9")
-
-
-def collect(folder: pathlib.Path) -> list[dict]:
-    """Reads one record for each checkpoint. A rank has one value for each layer."""
-    records = []
-    for size, seed in itertools.product(DEPTHS, SEEDS):
-        scores = json.loads((folder / f"loss-{size}-s{seed}.json").read_text())["scores"]
-        losses = {(pathlib.Path(one["path"]).name, one["step"]): one["loss"] for one in scores}
-        for arm in (*ARMS, "fedA"):
-            name = f"{size}{arm}-s{seed}"
-            for entry in json.loads((folder / f"{name}.json").read_text())["steps"]:
-                record = {"size": size, "arm": arm, "seed": seed, "step": (step := entry["step"])}
-                if (name, step) in losses:
-                    record["loss"] = round(losses[name, step], 4)
-                for kind in KINDS if step in LAST else KINDS[:1]:
-                    record[kind] = [layer.get(kind) for layer in entry["layers"]]
-                records.append(record)
-    return records
 
 
 def last_ranks(records: list[dict], size: str, arm: str, kind: str) -> np.ndarray:
@@ -110,11 +88,6 @@ def draw_seeds(axes, ranks: np.ndarray, style: dict, label: str):
 
 
 if __name__ == "__main__":
-    flags = argparse.ArgumentParser(description=__doc__)
-    flags.add_argument("--outputs", type=pathlib.Path, metavar="FOLDER")
-    if outputs := flags.parse_args().outputs:
-        lines = map(json.dumps, collect(outputs))
-        (HERE / "fair.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
     fair = json.loads((HERE / "fair.json").read_text())
     print_tables(fair)
     draw(fair)
