@@ -146,7 +146,7 @@ FLAGS = {
     "train": [["--gin_file=nowhere.gin"], ["--gin_file=run"], ["--gin_file=file"], ["--gin_file"], ["stray"], ["--gin.3"], ["--process=-1"]],
     "prepare": [["--part=x", "--parts=2"], ["--part=0", "--parts=0"]],
     "plan": [["--topology=cpu:-8"], ["--topology=v5e:3x3"]],
-    "finetune": [["--init_from=run,run"], ["--predict=lines.txt"]],
+    "finetune": [["--init_from=run,run"], ["--predict=lines.txt"], ["--workdir=file/x"]],
     "export": [["--step=-1"], ["--format=onnx"]],
     "embed": [["--pooling=max"], ["--output="]],
     "analyze": [["--tau=nan"], ["--tokens=-1"]],

@@ -17,7 +17,7 @@ import pytest
 from testing import ROOT, write_corpus
 
 from maelm_jax import config, storage
-from maelm_jax.data import packing, prepare, readers, rows, sources
+from maelm_jax.data import prepare, readers, rows, sources
 
 
 def files_of(corpus) -> dict[str, bytes]:
@@ -217,28 +217,6 @@ def test_preparations_killed_at_random_make_the_same_store(corpus, vocabulary, e
     assert kills > 1 and files_of(corpus) == expected
 
 
-@pytest.mark.parametrize("remaining", [1, 4])
-def test_a_full_disk_is_told_and_the_next_start_goes_on(corpus, vocabulary, expected, monkeypatch, remaining):
-    write, writes = storage.atomic_file, 0
-
-    @contextlib.contextmanager
-    def until_full(path):
-        nonlocal writes
-        writes += 1
-        with write(path) as file:
-            yield file
-            if writes > remaining:
-                raise OSError(28, "No space left on device", str(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "atomic_file", until_full)
-        with pytest.raises(OSError, match="No space left"):
-            prepare.prepare(corpus, vocabulary)
-    assert not list(pathlib.Path(corpus.rows_dir).rglob("*.tmp"))
-    prepare.prepare(corpus, vocabulary)
-    assert files_of(corpus) == expected
-
-
 def test_a_disk_that_is_full_at_the_join_is_told(corpus, vocabulary, expected, monkeypatch):
     def full(*_):
         raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
@@ -262,19 +240,6 @@ def test_a_damaged_part_is_made_again(corpus, vocabulary, expected, damage):
         prepare.join(corpus, vocabulary)
     prepare.prepare(corpus, vocabulary)
     assert files_of(corpus) == expected
-
-
-def test_finished_parts_are_not_made_twice(corpus, vocabulary, monkeypatch):
-    prepare.make_parts(corpus, vocabulary, 0, 2)
-    packed = []
-    original = packing.tokenise
-    monkeypatch.setattr(packing, "tokenise", lambda *args: packed.append(args) or original(*args))
-    made = len(list(parts_of(corpus).glob("*.zip")))
-    total = len(sources.parts(f"files:{corpus.text_files}", corpus))
-    prepare.prepare(corpus, vocabulary)
-    assert len(packed) == 2 * (total - made) > 0
-    prepare.prepare(corpus, vocabulary)
-    assert len(packed) == 2 * (total - made), "a whole store is used as it is"
 
 
 @pytest.mark.parametrize("work", [prepare.prepare, prepare.join])

@@ -267,16 +267,6 @@ def test_bad_records_are_named(tmp_path, name, what):
 # ---- which files
 
 
-def test_a_nested_glob_mixes_formats_in_the_order_of_names(tmp_path):
-    for folder in ("a", "b/c", "d"):
-        (tmp_path / folder).mkdir(parents=True)
-    write_parquet(tmp_path / "a" / "part.parquet", table(["one", "two"]))
-    records = b'{"text": "three"}\n{"text": "four"}\n'
-    (tmp_path / "b" / "c" / "part.json.gz").write_bytes(gzip.compress(records))
-    (tmp_path / "d" / "part.txt").write_text("five")
-    assert read(tmp_path / "**") == ["one", "two", "three", "four", "five"]
-
-
 def test_a_name_with_brackets_gets_a_hint(tmp_path):
     (tmp_path / "books[v1].txt").write_text("one")
     with pytest.raises(readers.Unavailable, match=r"books\[\[\]v1\]\.txt"):

@@ -42,14 +42,3 @@ def test_every_encoder_gets_the_same_documents(workdirs, tmp_path):
         runs.require_tokens(opened[0], rows_of(opened, 100)[0])
     assert np.array_equal(a, b) and a.shape[1] == 48, "the two have the same tokenizer"
     assert run_rows.describe_differences(opened, [a, b], [0, 0]) == []
-
-
-def test_a_long_document_is_cut_at_four_characters_a_token(workdirs, tmp_path):
-    text = " ".join(f"Sentence {number} stands in one long document." for number in range(20_000))
-    (tmp_path / "long.txt").write_text(text)
-    (tmp_path / "start.txt").write_text(text[: 4 * 2000])
-    rows = [
-        rows_of(runs.open_encoders([str(workdirs["mpnet"])], str(tmp_path / name)), tokens)[0]
-        for name, tokens in (("long.txt", 2000), ("start.txt", 10**9))
-    ]
-    assert np.array_equal(*rows)

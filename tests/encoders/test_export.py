@@ -14,7 +14,7 @@ import pytest
 from testing import ROOT, call, flatten
 
 import maelm_jax
-from maelm_jax import config, embed, export, gin_files
+from maelm_jax import config, export, gin_files
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders import card, encoder, family, published, source
 from maelm_jax.encoders import export as folders
@@ -85,15 +85,6 @@ def test_an_export_that_is_exported_again_is_byte_identical(copy_export, workdir
     assert {path.split("/")[0] for path in again} == {path.split("/")[0] for path in original}
     for path, value in again.items():
         assert np.array_equal(value, original.get(path, np.zeros_like(value))), path
-
-
-def test_embed_reads_an_export_as_the_run_that_it_came_from(copy_export, workdirs, tmp_path, capsys):
-    (tmp_path / "lines.txt").write_text("a short line\n" + "a line of more than 48 tokens " * 9 + "\n", encoding="utf-8")
-    copy_export("mpnet", tmp_path / "out")
-    for path, name in ((workdirs["mpnet"], "a.npy"), (tmp_path / "out", "b.npy")):
-        assert embed.main([f"--workdir={path}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / name}"]) == 0
-    assert "1 lines cut to 48" in capsys.readouterr().out
-    assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
 
 
 def test_the_lines_of_the_readme_s_table(workdirs, tmp_path, monkeypatch):

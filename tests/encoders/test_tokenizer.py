@@ -103,12 +103,6 @@ def test_a_character_map_of_ones_own_is_refused(tmp_path):
         tokenizer.build(other, MPNET.pair)
 
 
-def test_a_vocabulary_without_an_equal_is_refused(tmp_path):
-    other = train_sentencepiece(topics.topics["if"].split("\n"), vocab_size=60, hard_vocab_limit=False, model_type="char")
-    with pytest.raises(tokenizer.NoEqual, match="only BPE"):
-        tokenizer.write(tmp_path, other, 48, MPNET.pair)
-
-
 def test_a_tokenizer_json_keeps_its_ids(written, vocabulary):
     taken = vocabularies.load(written / "tokenizer.json")
     texts = [*tokenizer.HARD_TEXTS, *tokenizer.SPECIAL_TEXTS]
@@ -209,14 +203,6 @@ def test_the_unk_that_the_vocabulary_does_not_take_is_text_in_an_export_too(tmp_
     built = tokenizer.build(loaded, MPNET.pair)
     built.encode_special_tokens = True
     assert built.encode("a <unk> b").ids[1:-1] == loaded.encode("a <unk> b")
-
-
-def test_unk_is_the_token_that_unknown_text_gets(tmp_path):
-    """As MPNet, which has <unk> and [UNK]."""
-    words = ["<s>", "<pad>", "</s>", "<unk>", "a", "[UNK]", "<mask>"]
-    make_wordpiece(words, [word for word in words if word != "a"]).save(str(tmp_path / "tokenizer.json"))
-    loaded = vocabularies.load(tmp_path)
-    assert loaded.encode("a zebra") == [4, 5] and loaded.unk == 5
 
 
 @pytest.mark.parametrize(

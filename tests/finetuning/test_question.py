@@ -148,14 +148,6 @@ def test_windows_hold_the_question_and_all_of_the_context(vocabulary):
     assert "1 of 1 questions do not fit 48 tokens" in notes[0]
 
 
-def test_targets_are_the_answer_where_it_is_and_0_elsewhere(vocabulary):
-    rows = make(one(), vocabulary, 48)[0].features
-    inside = [(row, target) for row, target in zip(rows.ids, rows.targets, strict=True) if target.any()]
-    assert 1 <= len(inside) < len(rows.ids)
-    for row, (first, last) in inside:
-        assert vocabulary.decode(row[first : last + 1]) == "green bird"
-
-
 def test_what_is_no_answer_is_never_given(vocabulary):
     """Question tokens, ends before starts and long spans score highest, and are passed over."""
     cut, _ = make(one(context="The cat sees a dog and a bird.", text="dog"), vocabulary, 48)
