@@ -217,7 +217,7 @@ def write_inputs(args: argparse.Namespace):
     experiment = gin_files.load([CONFIGS["4x128"]], bindings)
     vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, experiment.corpus)
     (train,) = prepare.prepare(experiment.corpus, vocabulary).split("train").values()
-    for seed in missing:  # as many epochs as any arm reads, in the order of maelm_jax.train
+    for seed in missing:  # 16 epochs, in the order of maelm_jax.train
         order = batches.Batches({"text": train}, {"text": 1.0}, 1, seed)
         numbers = order.locate(np.arange(16 * len(train))).row
         np.save(folder / f"order-{seed}.npy", numbers.astype(np.uint32))

@@ -9,9 +9,9 @@ seeds. Needs requirements-torch.txt.
         --tasks=mrpc,rte --seeds=5 --workdir=runs/against --output=against.json
 
 The score of a run is that of its last evaluation: the best one would add the luck of the choice.
-Finished runs in --workdir are not repeated, unless it began with one seed. The table has, for each
-task, both means and the 95% interval of their difference (Welch's t test), in percentage points.
-FILE.json has every score.
+Finished runs in --workdir are not repeated. One that began with --seeds=1 takes no more seeds. The
+table has, for each task, both means and the 95% interval of their difference (Welch's t test), in
+percentage points. FILE.json has every score.
 
 With --exact nothing differs: there is no dropout, and the Trainer begins with the classifier that
 this project drew. The table compares the logits of the dev set after one epoch with seed 1.
@@ -241,11 +241,8 @@ def seconds_table(args: argparse.Namespace) -> str:
         for name, command in commands.items():
             before, began = cpu_seconds(), time.perf_counter()
             environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
-            for own in (
-                "GLIBC_TUNABLES",
-                "OMP_WAIT_POLICY",
-            ):  # as a user starts it
-                environment.pop(own, None)
+            for variable in ("GLIBC_TUNABLES", "OMP_WAIT_POLICY"):  # set for this process only
+                environment.pop(variable, None)
             done = subprocess.run(command, env=environment, capture_output=True, text=True)
             if done.returncode:
                 raise config.RunError(f"{name} failed: {done.stderr[-500:]}")
