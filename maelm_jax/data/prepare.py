@@ -33,7 +33,7 @@ from maelm_jax.data import packing, rows, sources, vocabularies, workers
 from maelm_jax.data.readers import BadFile, Unavailable
 from maelm_jax.data.vocabularies import Vocabulary
 
-VERSION = 2  # of the way rows are made; the names of stores depend on it
+VERSION = 3  # of the way rows are made; the names of stores depend on it
 BATCH_CHARACTERS = 1_000_000  # of text that is encoded at a time
 PLAN = "plan.json"  # in the folder of the parts: what they are made of
 log = logging.getLogger(__name__)
