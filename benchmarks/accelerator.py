@@ -242,7 +242,7 @@ def against_torch(rows: int, end: float) -> list[str]:
     command = [
         *(sys.executable, str(pathlib.Path(__file__).parent / "against_torch.py")),
         *("--gin_file=base.gin", f"--gin.BATCH_SIZE={rows}", "--gin.Run.accumulate=1"),
-        "--gin.Model.attention_dropout=0.0",
+        "--gin.Dropout.attention=0.0",
     ]
     seconds = end - time.monotonic()
     try:

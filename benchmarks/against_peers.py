@@ -94,7 +94,7 @@ class Arm(typing.NamedTuple):
 
 CHEAP_DECODER = "--gin_file=ablations/decoder_masked_only.gin"
 # The feed-forward block is as wide as that of the peer.
-MODERN_LAYERS = ("--gin_file=recipes/modern_layers.gin", "--gin.Model.feed_forward={feed_forward}")
+MODERN_LAYERS = ("--gin_file=recipes/modern_layers.gin", "--gin.Encoder.feed_forward={feed_forward}")
 ARMS = {
     "bert": Arm(rates=(5e-4, 1e-3, 2e-3), batch_sizes=(8, 16)),
     "mpnet": Arm(rates=(5e-4, 1e-3, 2e-3), batch_sizes=(8, 16)),
@@ -392,7 +392,7 @@ def training_command(args: argparse.Namespace, plan: Plan) -> list[str]:
         "TRAIN_STEPS": plan.steps,
         "BATCH_SIZE": plan.choice.batch_size,
         "SEED": plan.seed,
-        "Model.dropout": 0.0,  # as the peers have; no config here has attention dropout
+        "Dropout.hidden": 0.0,  # as the peers have; no config here has attention dropout
         "Optimizer.warmup_steps": warmup,
         "Run.log_every": plan.log_every,
         "Run.rank_every": 0,

@@ -3,7 +3,7 @@ r"""Compare the training step with two PyTorch implementations, interleaved in o
 Prints the tokens/s of each implementation, and their ratios to ours. Needs the extra [torch].
 
     python benchmarks/against_torch.py --gin_file=benchmarks/shapes/tiny.gin \
-        --gin.Model.attention_dropout=0.0
+        --gin.Dropout.attention=0.0
 
 hidden    The code that a user of transformers would write. RobertaModel reads the whole row, and
           the attention mask hides the masked positions. [MASK] is put back before a decoder of

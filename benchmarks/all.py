@@ -107,7 +107,7 @@ def plan(shapes: typing.Sequence[str], text: str | None, with_torch: bool) -> Pl
         for rate in ATTENTION_DROPOUTS:
             name, dropout = f"torch-{shape}-{rate}", f"attention dropout {rate}"
             if with_torch:
-                settings = [file, f"--gin.Model.attention_dropout={rate}"]
+                settings = [file, f"--gin.Dropout.attention={rate}"]
                 steps = 2 if shape == "base" else 3
                 commands[name] = ["against_torch.py", *settings, "--rounds=4", f"--steps={steps}"]
             same_step = f"{shape}: against the same step in PyTorch, {dropout}"
@@ -120,8 +120,8 @@ def plan(shapes: typing.Sequence[str], text: str | None, with_torch: bool) -> Pl
     rows = f"--gin.TEXT_FILES={text}" if text else "--gin.Corpus.sources={'installed_docs': 1.0}"
     commands |= {
         mlm: ["train_step.py", file, "--gin_file=mlm.gin", "--steps=6"],
-        remat: ["train_step.py", file, "--gin.Model.rematerialise=True", "--steps=4"],
-        dropout: ["train_step.py", file, "--gin.Model.attention_dropout=0.1", "--steps=4"],
+        remat: ["train_step.py", file, "--gin.Compute.rematerialise=True", "--steps=4"],
+        dropout: ["train_step.py", file, "--gin.Dropout.attention=0.1", "--steps=4"],
         "input": ["input.py", "--gin_file=base.gin", "--gin.BATCH_SIZE=256", rows],
         "startup": ["startup.py", gin_file("base"), rows],
     }

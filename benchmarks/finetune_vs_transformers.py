@@ -46,7 +46,7 @@ from maelm_jax.finetuning import grid
 
 OURS, THEIRS = "maelm_jax", "transformers"
 CONFIDENCE = 0.95
-WITHOUT_DROPOUT = ("Model.dropout=0.0", "Model.attention_dropout=0.0")
+WITHOUT_DROPOUT = ("Dropout.hidden=0.0", "Dropout.attention=0.0")
 
 
 class Agreement(typing.NamedTuple):

@@ -49,7 +49,7 @@ def time_step(flags: list[str], devices: int = 1) -> float:
 
 def length(size: int) -> float:
     """Measures rows of this length."""
-    names = ("SEQUENCE_LENGTH", "Model.max_positions")
+    names = ("SEQUENCE_LENGTH", "Encoder.max_positions")
     flags = [f"--gin.{name}={size}" for name in names]
     return time_step([*flags, f"--gin.BATCH_SIZE={TOKENS // size}"])
 

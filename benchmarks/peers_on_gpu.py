@@ -97,7 +97,7 @@ def start(
     folder = args.output / "runs" / f"{args.size}-{arm}-{rate}-{steps}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-    flags = ("--gin.Model.dtype=bfloat16",)
+    flags = ("--gin.Compute.dtype=bfloat16",)
     plan = peers.Plan(arm, args.size, 0, choice, steps, save_every, folder, LOG_EVERY, flags)
     command = [sys.executable, *peers.training_command(args, plan)]
     with folder.with_name(f"{folder.name}.log").open("w") as log:

@@ -3,7 +3,7 @@ r"""Measure the seconds from the start of a command to the end of its first trai
 The compilation cache is cold for the first measurement and warm for the second.
 
     python benchmarks/startup.py --gin_file=base.gin --gin.BATCH_SIZE=2 \
-        --gin.Model.dtype=float32 --gin.TEXT_FILES='books/*.txt'
+        --gin.Compute.dtype=float32 --gin.TEXT_FILES='books/*.txt'
 
 Starts `python -m maelm_jax.train` with the same flags and ends it after its first step. Workdir and
 cache are temporary. The rows are prepared before, and their preparation does not count.

@@ -47,7 +47,7 @@ def parser(description: str, reads_settings: bool = True) -> argparse.ArgumentPa
         workdir_help += "; default runs/<stem of the first gin file>"
         result.epilog = (
             "Any setting of docs/configuration.md: --gin.NAME=VALUE, "
-            "as in --gin.TRAIN_STEPS=500 or --gin.Model.layers=6."
+            "as in --gin.TRAIN_STEPS=500 or --gin.Encoder.layers=6."
         )
         gin_help = "settings; repeatable, later files win; found here or in configs/"
         result.add_argument(

@@ -17,14 +17,6 @@ import pydantic
 # the control of an experiment.
 RANDOM = "random:"
 
-# The settings of the paper's decoder: the encoder's width, bidirectional self-attention.
-PLAIN_DECODER = {
-    "decoder_width": None,
-    "decoder_attention": "self",
-    "decoder_causal": False,
-    "decoder_slots": "all",
-}
-
 Positive = typing.Annotated[int, pydantic.Field(ge=1)]
 Count = typing.Annotated[int, pydantic.Field(ge=0)]
 Seed = typing.Annotated[int, pydantic.Field(ge=0, lt=2**32)]
@@ -107,7 +99,14 @@ class Settings:
         self.require(len(set(values)) == len(values), f"{name} names a value twice: {values}")
 
 
-def setting(default, meaning: str, unit: str = "", free: bool = False, part: str = "", **limits):
+def setting(
+    default,
+    meaning: str,
+    unit: str = "",
+    free: bool = False,
+    fits_weights: typing.Literal["same", "any", "larger"] = "same",
+    **limits,
+):
     """Declares a field of a settings dataclass.
 
     Args:
@@ -116,11 +115,12 @@ def setting(default, meaning: str, unit: str = "", free: bool = False, part: str
         meaning: One sentence.
         unit: What the value counts or measures, in the plural.
         free: Whether the value may differ when a run resumes, because it changes no past step.
-        part: "encoder" or "decoder" if the value determines the function of that part of the model.
+        fits_weights: Of a setting of the encoder, with which values a run can go on from weights
+            that exist: the same, any, or with rotary positions also a larger one.
         **limits: Limits of pydantic.Field: ge, gt, le, lt, multiple_of.
     """
     limits |= {"default_factory" if callable(default) else "default": default}
-    extra = {"unit": unit, "free": free, "part": part}
+    extra = {"unit": unit, "free": free, "fits_weights": fits_weights}
     return pydantic.Field(description=meaning, json_schema_extra=extra, **limits)
 
 
@@ -163,15 +163,16 @@ def _without_lists(value):
     return tuple(map(_without_lists, value)) if isinstance(value, (list, tuple)) else value
 
 
-def field_names(cls: type, part: str = "") -> list[str]:
+def field_names(cls: type, **properties: typing.Any) -> list[str]:
     """Returns the names of a section's settings, without fields that hold other sections.
 
-    With `part`, these are the settings of that part of the model only (see `setting`).
+    With `properties`, only those that were declared so: `field_names(Run, free=True)`.
     """
     return [
         name
         for name, field in cls.__pydantic_fields__.items()
-        if field.json_schema_extra and part in ("", field.json_schema_extra["part"])
+        if (declared := field.json_schema_extra)
+        and all(declared[key] == value for key, value in properties.items())
     ]
 
 
@@ -243,7 +244,7 @@ class Corpus(Settings):
 
 @declare
 class Masking(Settings):
-    """Which positions are masked, and what the encoder sees of them (paper, sections 3, 4.3)."""
+    """Which positions are masked, and what stands there in the encoder's input (section 3)."""
 
     rate: float = setting(
         0.15, "Masked share of a row's tokens. `<s>` and `</s>` count.", gt=0, lt=1
@@ -259,9 +260,6 @@ class Masking(Settings):
         "What is masked as a whole, at most ten tokens. A word ends at a space. A span has "
         "4.5 tokens on average.",
     )
-    encoder_mask_fraction: Share = setting(
-        0.0, "Share of the masked positions whose [MASK] enters the encoder: 0 MAE-LM, 1 MLM."
-    )
     random_fraction: Share = setting(
         0.0,
         "Share of the masked positions in the encoder that get a random token (BERT: 0.1).",
@@ -274,143 +272,261 @@ class Masking(Settings):
     mask_special_tokens: bool = setting(False, "True masks `<s>` and `</s>` as well.")
 
     def check(self):
-        both = "random_fraction and keep_fraction"
         shares = self.random_fraction + self.keep_fraction
-        self.require(shares <= 1, f"{both} must not exceed 1 together, got {shares}")
         self.require(
-            shares == 0 or self.encoder_mask_fraction > 0,
-            f"{both} say what enters the encoder: set encoder_mask_fraction above 0",
+            shares <= 1,
+            f"random_fraction and keep_fraction must not exceed 1 together, got {shares}",
         )
 
 
 @declare
-class Model(Settings):
-    """The encoder, the decoder above it and the prediction head."""
+class Objective(Settings):
+    """What pretraining predicts, and what the encoder sees of it (paper, sections 3 and 4.3)."""
 
-    layers: int = setting(12, "Layers of the encoder.", "layers", ge=1, part="encoder")
-    width: Positive = setting(768, "Size of a hidden state.", "values", part="encoder")
-    heads: Positive = setting(12, "Attention heads. They divide `width`.", "heads", part="encoder")
-    feed_forward: int = setting(
-        3072, "Width of the feed-forward block.", "values", ge=1, part="encoder"
+    name: typing.Literal["mae_lm", "mlm", "between", "causal"] = setting(
+        "mae_lm",
+        "`mae_lm`: no [MASK] enters the encoder, a decoder predicts. `mlm`: all do, and there is "
+        "no decoder. `between`: `mask_fraction` of them do, and a decoder predicts. `causal`: next "
+        "tokens, as a first phase (recipes/causal_phase.gin).",
     )
-    feed_forward_gate: bool = setting(
-        False, "True adds a second linear map: GeGLU.", part="encoder"
+    mask_fraction: Share | None = setting(
+        None, "With `between`, share of the masked positions whose [MASK] enters the encoder."
     )
+    masking: Masking = section(Masking)
+
+    def check(self):
+        self.require(
+            (self.mask_fraction is not None) == (self.name == "between"),
+            f"mask_fraction is for name = 'between', which needs it; got name = {self.name!r} and "
+            f"mask_fraction = {self.mask_fraction}",
+        )
+        shares = self.masking.random_fraction + self.masking.keep_fraction
+        if shares and not self.encoder_mask_fraction:
+            raise ConfigError(
+                "Masking.random_fraction and keep_fraction say what enters the encoder. Set "
+                "Objective.name = 'mlm', or 'between' with a mask_fraction above 0"
+            )
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether a decoder predicts."""
+        return self.name in ("mae_lm", "between")
+
+    @property
+    def encoder_mask_fraction(self) -> float:
+        """Share of the masked positions that the encoder reads (delta in section 4.3)."""
+        return {"mae_lm": 0.0, "between": self.mask_fraction}.get(self.name, 1.0)
+
+    @property
+    def visible_mask_fraction(self) -> float:
+        """Share of the masked positions that the encoder may read as [MASK].
+
+        It is 0 if a random or the same token stands at each of them and a decoder predicts them.
+        """
+        is_replaced = self.masking.random_fraction + self.masking.keep_fraction == 1
+        return 0.0 if is_replaced and self.has_decoder else self.encoder_mask_fraction
+
+    def without_replacement(self, masking: Masking) -> "Objective":
+        """Returns the objective with `masking`, which puts no random or kept token anywhere.
+
+        The encoder reads [MASK] at as many masked positions as in pretraining.
+        """
+        if not self.has_decoder:
+            return dataclasses.replace(self, masking=masking)
+        return Objective.between(self.visible_mask_fraction, masking)
+
+    @classmethod
+    def between(cls, mask_fraction: float, masking: Masking | None = None) -> "Objective":
+        """Returns the objective of a decoder, whose encoder reads this share of the [MASK]s."""
+        masking = masking or Masking()
+        if mask_fraction == 0:
+            return cls(masking=masking)
+        return cls(name="between", mask_fraction=float(mask_fraction), masking=masking)
+
+    @property
+    def title(self) -> str:
+        """Its name in tables and cards."""
+        titles = {"mae_lm": "MAE-LM", "mlm": "MLM", "causal": "next tokens"}
+        return titles.get(self.name, f"between MAE-LM and MLM (delta {self.mask_fraction})")
+
+
+@declare
+class Stack(Settings):
+    """A stack of Transformer layers: what determines its function."""
+
+    layers: int = setting(12, "Layers.", "layers", ge=1)
+    width: Positive = setting(768, "Size of a hidden state.", "values")
+    heads: Positive = setting(12, "Attention heads. They divide `width`.", "heads")
+    feed_forward: int = setting(3072, "Width of the feed-forward block.", "values", ge=1)
+    feed_forward_gate: bool = setting(False, "True adds a second linear map: GeGLU.")
     normalization: typing.Literal["post", "pre"] = setting(
-        "post",
-        "LayerNorm after each sum (`post`, BERT) or before each sublayer (`pre`).",
-        part="encoder",
+        "post", "LayerNorm after each sum (`post`, BERT) or before each sublayer (`pre`)."
     )
-    biases: bool = setting(
-        True,
-        "False leaves out the biases of layers and normalizations.",
-        part="encoder",
-    )
-    # It is of no part: bidirectional runs go on from the weights of a causal one.
-    causal: bool = setting(
-        False,
-        "True predicts each token from those before it (recipes/causal_phase.gin).",
-    )
-    decoder_layers: int = setting(
-        4,
-        "Layers of the decoder. 0 needs all [MASK]s in the encoder.",
-        "layers",
-        ge=0,
-        part="decoder",
-    )
-    decoder_width: Positive | None = setting(
-        None,
-        "Size of the decoder. None is `width`.",
-        "values",
-        part="decoder",
-    )
-    decoder_attention: typing.Literal["self", "self+cross", "cross"] = setting(
-        "self",
-        "What it attends to: its own states (self), the encoder's (cross) or both in turn.",
-        part="decoder",
-    )
-    decoder_causal: bool = setting(
-        False, "True hides later slots from its self-attention.", part="decoder"
-    )
-    decoder_slots: typing.Literal["all", "masked"] = setting(
-        "all", "Slots that the decoder computes. `masked` needs cross-attention.", part="decoder"
-    )
-    decoder_refills_mask: bool = setting(
-        True,
-        "True gives the decoder [MASK] also where the encoder saw a masked slot.",
-        part="decoder",
-    )
+    biases: bool = setting(True, "False leaves out the biases of layers and normalizations.")
     positions: typing.Literal["learned", "rotary"] = setting(
-        "learned",
-        "`learned` adds rows of a table, `rotary` turns queries and keys.",
-        part="encoder",
+        "learned", "`learned` adds rows of a table, `rotary` turns queries and keys."
     )
     rotary_theta: float = setting(
-        10_000.0, "Base of the wavelengths of rotary positions.", gt=1, part="encoder"
-    )
-    local_attention: Count = setting(
-        0,
-        "Window of local attention, half to each side. 0 is none.",
-        "tokens",
-        part="encoder",
-    )
-    global_every: Positive = setting(
-        3,
-        "Layers 0, n, 2n, ... have global attention.",
-        "layers",
-        part="encoder",
-    )
-    local_rotary_theta: float = setting(
-        10_000.0,
-        "`rotary_theta` of layers with local attention.",
-        gt=1,
-        part="encoder",
+        10_000.0, "Base of the wavelengths of rotary positions.", gt=1, fits_weights="any"
     )
     max_positions: int = setting(
-        512,
-        "Longest row; size of a learned table.",
-        "tokens",
-        ge=1,
-        part="encoder",
-    )
-    token_types: int = setting(
-        0,
-        "Token types: 1 in RoBERTa, 2 in BERT. 0 is no table.",
-        "types",
-        ge=0,
-        part="encoder",
+        512, "Longest row; size of a learned table.", "tokens", ge=1, fits_weights="larger"
     )
     relative_buckets: typing.Literal["t5", "reference", "none"] = setting(
         "t5",
         "Relative position bias. `t5` loads into stock MPNet, `none` into stock RoBERTa.",
-        part="encoder",
     )
-    num_buckets: int = setting(
-        32, "Buckets of the bias.", "buckets", ge=8, multiple_of=4, part="encoder"
+    num_buckets: int = setting(32, "Buckets of the bias.", "buckets", ge=8, multiple_of=4)
+    max_distance: Positive = setting(128, "From here on all pairs share a bucket.", "tokens")
+    layer_norm_eps: float = setting(1e-5, "Added to the variance in layer normalisation.", gt=0)
+
+    def check(self):
+        wrong = f"width {self.width} is not divisible by heads {self.heads}"
+        self.require(self.width % self.heads == 0, wrong)
+        self.require(
+            self.max_distance > self.num_buckets // 2,
+            f"max_distance must exceed num_buckets / 2, got {self.max_distance}",
+        )
+        rotary = self.positions == "rotary"
+        self.require(
+            not rotary or self.relative_buckets == "none",
+            f"positions = 'rotary' needs relative_buckets = 'none', got {self.relative_buckets!r}",
+        )
+        self.require(
+            not rotary or self.head_size % 2 == 0,
+            f"positions = 'rotary' needs heads of an even size, got {self.head_size}",
+        )
+
+    @property
+    def head_size(self) -> int:
+        """Width of a head."""
+        return self.width // self.heads
+
+    @property
+    def feed_forward_kernels(self) -> int:
+        """The number of matrices in a feed-forward block."""
+        return 3 if self.feed_forward_gate else 2
+
+
+@declare
+class Encoder(Stack):
+    """The encoder, which is kept after pretraining."""
+
+    local_attention: Count = setting(
+        0, "Window of local attention, half to each side. 0 is none.", "tokens", fits_weights="any"
     )
-    max_distance: Positive = setting(
-        128, "From here on all pairs share a bucket.", "tokens", part="encoder"
+    global_every: Positive = setting(
+        3, "Layers 0, n, 2n, ... have global attention.", "layers", fits_weights="any"
     )
-    relative_bias_init: typing.Literal["normal", "local"] = setting(
-        "normal", "How the bias starts. `local` is minus the distance times a slope per head."
+    local_rotary_theta: float = setting(
+        10_000.0, "`rotary_theta` of layers with local attention.", gt=1, fits_weights="any"
     )
-    decoder_relative_bias: bool = setting(
-        False,
-        "True gives the decoder a relative bias of its own.",
-        part="decoder",
-    )
-    init_std: float = setting(0.02, "Standard deviation of the initial weights.", gt=0)
-    unigram_bias: bool = setting(False, "True starts the head's bias at log frequencies.")
-    dropout: ShareBelowOne = setting(0.1, "Dropout of the encoder. The decoder has none.")
-    attention_dropout: ShareBelowOne = setting(0.1, "Dropout of the encoder's attention weights.")
-    layer_norm_eps: float = setting(
-        1e-5, "Added to the variance in layer normalisation.", gt=0, part="encoder"
+    token_types: int = setting(
+        0, "Token types: 1 in RoBERTa, 2 in BERT. 0 is no table.", "types", ge=0
     )
     family: Family | None = setting(
         None,
         "Stock family: sentence pairs, heads and class of an export. None is the first that fits.",
-        part="encoder",
     )
+
+    def check(self):
+        super().check()
+        self.require(
+            self.positions == "rotary" or self.local_attention == 0,
+            "local_attention needs positions = 'rotary'",
+        )
+
+
+@declare
+class Decoder(Settings):
+    """The decoder, which predicts in pretraining. Its layers are of the encoder's kind."""
+
+    layers: Positive = setting(4, "Layers.", "layers")
+    width: Positive | None = setting(
+        None, "Size of a hidden state. None is that of the encoder.", "values"
+    )
+    attention: typing.Literal["self", "self+cross", "cross"] = setting(
+        "self", "What it attends to: its own states (self), the encoder's (cross) or both in turn."
+    )
+    causal: bool = setting(False, "True hides later slots from its self-attention.")
+    slots: typing.Literal["all", "masked"] = setting(
+        "all", "Slots that it computes. `masked` needs cross-attention."
+    )
+    refills_mask: bool = setting(
+        True, "True gives it [MASK] also where the encoder saw a masked slot."
+    )
+    relative_bias: bool = setting(False, "True gives it a relative bias of its own.")
+
+    def check(self):
+        self.require(
+            self.slots == "all" or "cross" in self.attention,
+            "slots = 'masked' needs attention with 'cross'",
+        )
+        self.require(
+            not self.causal or "self" in self.attention, "causal needs attention with 'self'"
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the paper's: of the encoder's width, with bidirectional self-attention."""
+        plain = Decoder(layers=self.layers, relative_bias=self.relative_bias)
+        return dataclasses.replace(self, refills_mask=True) == plain
+
+    def check_fit(self, encoder: Encoder):
+        """Raises ConfigError if the decoder cannot have layers of the encoder's kind."""
+        self.require(
+            (self.width or 0) % encoder.head_size == 0,
+            f"width {self.width} is not a multiple of the encoder's head size {encoder.head_size}",
+        )
+        self.require(
+            encoder.positions != "rotary" or not self.relative_bias,
+            "relative_bias needs Encoder.positions = 'learned'",
+        )
+
+    def stack(self, encoder: Encoder) -> Stack:
+        """Returns its layers: of the encoder's kind, heads and feed-forward in proportion.
+
+        No layer of a decoder has local attention.
+        """
+        width, buckets = self.width or encoder.width, encoder.relative_buckets
+        if not self.relative_bias:
+            buckets = "none"
+        elif buckets == "none":
+            buckets = "t5"
+        values = {name: getattr(encoder, name) for name in field_names(Stack)} | {
+            "layers": self.layers,
+            "width": width,
+            "heads": width // encoder.head_size,
+            "feed_forward": max(width * encoder.feed_forward // encoder.width, 1),
+            "relative_buckets": buckets,
+        }
+        return Stack(**values)
+
+
+@declare
+class Init(Settings):
+    """How weights start."""
+
+    std: float = setting(0.02, "Standard deviation of the initial weights.", gt=0)
+    relative_bias: typing.Literal["normal", "local"] = setting(
+        "normal",
+        "How a relative bias starts. `local` is minus the distance times a slope per head.",
+    )
+    unigram_bias: bool = setting(False, "True starts the head's bias at log frequencies.")
+
+
+@declare
+class Dropout(Settings):
+    """Dropout of the encoder. The decoder has none."""
+
+    hidden: ShareBelowOne = setting(0.1, "Of the embeddings and of what a sublayer adds.")
+    attention: ShareBelowOne = setting(0.1, "Of the attention weights.")
+
+
+@declare
+class Compute(Settings):
+    """How the model is computed. Nothing here changes its function."""
+
     dtype: typing.Literal["float32", "bfloat16"] = setting(
         "float32", "Type of the computation. Parameters are float32."
     )
@@ -426,83 +542,56 @@ class Model(Settings):
         free=True,
     )
 
-    def check(self):
-        wrong = f"width {self.width} is not divisible by heads {self.heads}"
-        self.require(self.width % self.heads == 0, wrong)
-        self.require(
-            self.max_distance > self.num_buckets // 2,
-            f"max_distance must exceed num_buckets / 2, got {self.max_distance}",
-        )
-        rotary, head = self.positions == "rotary", self.width // self.heads
-        self.require(
-            not rotary or self.relative_buckets == "none",
-            f"positions = 'rotary' needs relative_buckets = 'none', got {self.relative_buckets!r}",
-        )
-        self.require(
-            not rotary or not self.decoder_relative_bias,
-            "positions = 'rotary' needs decoder_relative_bias = False",
-        )
-        wrong = f"positions = 'rotary' needs heads of an even size, got width / heads = {head}"
-        self.require(not rotary or head % 2 == 0, wrong)
-        self.require(
-            rotary or self.local_attention == 0, "local_attention needs positions = 'rotary'"
-        )
-        self.require(
-            not self.causal or self.decoder_layers == self.local_attention == 0,
-            "causal needs decoder_layers = 0 and local_attention = 0",
-        )
-        self._check_decoder()
 
-    def _check_decoder(self):
-        self.require(
-            self.decoder_layers > 0 or self.has_plain_decoder,
-            "decoder_layers = 0 needs the defaults of decoder_width, decoder_attention, "
-            "decoder_causal and decoder_slots",
-        )
-        self.require(
-            self.decoder_slots == "all" or "cross" in self.decoder_attention,
-            "decoder_slots = 'masked' needs decoder_attention with 'cross'",
-        )
-        self.require(
-            not self.decoder_causal or "self" in self.decoder_attention,
-            "decoder_causal needs decoder_attention with 'self'",
-        )
+class StackSettings(typing.NamedTuple):
+    """All that a stack of layers is built from and computed with."""
 
-    def check_decoder_width(self):
-        """Raises ConfigError if heads of the encoder's size do not fill the decoder's width."""
-        width, head = self.decoder_width or 0, self.width // self.heads
-        wrong = f"decoder_width {width} is not a multiple of the encoder's head size {head}"
-        self.require(width % head == 0, wrong)
+    stack: Stack
+    init: Init
+    dropout: Dropout
+    compute: Compute
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """All that a model is built from and computed with. gin binds its parts.
+
+    Two models compute the same function of the same weights if `encoder`, `decoder` and `causal`
+    are equal.
+    """
+
+    encoder: Encoder = dataclasses.field(default_factory=Encoder)
+    decoder: Decoder | None = None
+    causal: bool = False  # predicts each token from those before it
+    init: Init = dataclasses.field(default_factory=Init)
+    dropout: Dropout = dataclasses.field(default_factory=Dropout)
+    compute: Compute = dataclasses.field(default_factory=Compute)
+
+    def __post_init__(self):
+        if self.decoder:
+            self.decoder.check_fit(self.encoder)
+        if self.causal and (self.decoder or self.encoder.local_attention):
+            raise ConfigError("Objective.name = 'causal' needs Encoder.local_attention = 0")
 
     @property
-    def feed_forward_kernels(self) -> int:
-        """The number of matrices in a feed-forward block."""
-        return 3 if self.feed_forward_gate else 2
+    def encoder_settings(self) -> StackSettings:
+        """What the encoder's layers are built from."""
+        return StackSettings(self.encoder, self.init, self.dropout, self.compute)
 
     @property
-    def has_plain_decoder(self) -> bool:
-        """Whether the decoder is the paper's."""
-        return all(getattr(self, name) == value for name, value in PLAIN_DECODER.items())
+    def decoder_settings(self) -> StackSettings:
+        """What the decoder's layers are built from."""
+        return StackSettings(
+            self.decoder.stack(self.encoder),
+            self.init,
+            Dropout(hidden=0.0, attention=0.0),
+            self.compute,
+        )
 
     @property
     def without_decoder(self) -> "Model":
-        """The model of the encoder alone. The settings of its decoder are those of the paper's."""
-        return dataclasses.replace(
-            self, decoder_layers=0, decoder_relative_bias=False, **PLAIN_DECODER
-        )
-
-    @property
-    def decoder(self) -> "Model":
-        """Model with the sizes of the decoder, or with those of the encoder if there is none.
-
-        No layer of a decoder has local attention.
-        """
-        width = self.decoder_width or self.width
-        heads = width * self.heads // self.width
-        feed_forward = max(width * self.feed_forward // self.width, 1)
-        sizes = {"width": width, "heads": heads, "feed_forward": feed_forward}
-        layers = self.decoder_layers or self.layers
-        return dataclasses.replace(self, layers=layers, local_attention=0, **sizes)
+        """The model of the encoder alone."""
+        return dataclasses.replace(self, decoder=None)
 
 
 @declare
@@ -723,39 +812,46 @@ class Finetune(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """All settings of one run. `finetune` is None in pretraining."""
+    """All settings of one run.
+
+    `decoder` is None if the objective has none, and in fine-tuning. `finetune` is None in
+    pretraining.
+    """
 
     vocabulary: Vocabulary = dataclasses.field(default_factory=Vocabulary)
     corpus: Corpus = dataclasses.field(default_factory=Corpus)
-    masking: Masking = dataclasses.field(default_factory=Masking)
-    model: Model = dataclasses.field(default_factory=Model)
+    objective: Objective = dataclasses.field(default_factory=Objective)
+    encoder: Encoder = dataclasses.field(default_factory=Encoder)
+    decoder: Decoder | None = dataclasses.field(default_factory=Decoder)
+    init: Init = dataclasses.field(default_factory=Init)
+    dropout: Dropout = dataclasses.field(default_factory=Dropout)
+    compute: Compute = dataclasses.field(default_factory=Compute)
     optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
     run: Run = dataclasses.field(default_factory=Run)
     finetune: Finetune | None = None
 
     def __post_init__(self):
-        length, positions = self.corpus.sequence_length, self.model.max_positions
+        if self.finetune or not self.objective.has_decoder:
+            object.__setattr__(self, "decoder", None)
+        elif self.decoder is None:
+            raise ConfigError(f"Objective.name = {self.objective.name!r} needs a decoder")
+        length, positions = self.corpus.sequence_length, self.encoder.max_positions
         if not self.run.init_from:  # else encoders/adoption.py checks it with that encoder
-            self.model.check_decoder_width()
+            _ = self.model  # checks that its parts fit together
             if length > positions:
                 raise ConfigError(
                     f"Corpus.sequence_length {length} is longer than the position table: lower it "
-                    f"to {positions}, or set Model.max_positions to {length} or more"
+                    f"to {positions}, or set Encoder.max_positions to {length} or more"
                 )
-        if self.model.decoder_layers == 0 and self.masking.encoder_mask_fraction < 1:
+        masking = self.objective.masking
+        if masking.renumber and self.encoder.local_attention:
             raise ConfigError(
-                "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: without a "
-                "decoder, no part of the model predicts a dropped position. Set the fraction to 1, "
-                "or decoder_layers above 0"
-            )
-        if self.masking.renumber and self.model.local_attention:
-            raise ConfigError(
-                "Masking.renumber needs Model.local_attention = 0, which takes tokens to be at "
+                "Masking.renumber needs Encoder.local_attention = 0, which takes tokens to be at "
                 "most as many slots apart as positions"
             )
         for name in ("rate", "heldout_rate"):
-            rate = getattr(self.masking, name)
+            rate = getattr(masking, name)
             if rate is not None and rate * length < 1:
                 raise ConfigError(
                     f"Masking.{name}={rate:g} masks less than one of the {length} tokens of a row. "
@@ -773,21 +869,25 @@ class Experiment:
         self._check_accumulation()
 
     @property
-    def evaluated(self) -> typing.Self:
-        """Settings of evaluations and rank measurements. Their mask rate is the held-out one."""
-        rate = self.masking.heldout_rate or self.masking.rate
-        masking = dataclasses.replace(self.masking, rate=rate, heldout_rate=None)
-        return dataclasses.replace(self, masking=masking)
+    def model(self) -> Model:
+        """The model of the run."""
+        causal = self.objective.name == "causal"
+        return Model(self.encoder, self.decoder, causal, self.init, self.dropout, self.compute)
+
+    def with_model(self, model: Model) -> typing.Self:
+        """Returns the settings with the encoder, the decoder and the computation of `model`."""
+        names = ("encoder", "decoder", "init", "dropout", "compute")
+        return dataclasses.replace(self, **{name: getattr(model, name) for name in names})
 
     @property
-    def visible_mask_fraction(self) -> float:
-        """Share of the masked positions that the encoder may read as [MASK].
-
-        It is 0 if a random or the same token stands at each of them and a decoder predicts them.
-        """
-        masking = self.masking
-        is_replaced = masking.random_fraction + masking.keep_fraction == 1
-        return 0.0 if is_replaced and self.model.decoder_layers else masking.encoder_mask_fraction
+    def evaluated(self) -> typing.Self:
+        """Settings of evaluations and rank measurements. Their mask rate is the held-out one."""
+        masking = self.objective.masking
+        rate = masking.heldout_rate or masking.rate
+        masking = dataclasses.replace(masking, rate=rate, heldout_rate=None)
+        return dataclasses.replace(
+            self, objective=dataclasses.replace(self.objective, masking=masking)
+        )
 
     def _check_accumulation(self):
         """Raises ConfigError when a batch cannot be cut into microbatches of equal size."""
@@ -801,7 +901,11 @@ class Experiment:
                 )
 
 
-SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)
+# In the order of the fields of `Experiment`. Behind a section are those that lie in it.
+SECTIONS = (
+    *(Vocabulary, Corpus, Objective, Masking, Encoder, Decoder, Init, Dropout, Compute),
+    *(Optimizer, Mesh, Run),
+)
 FINETUNE_SECTIONS = (Finetune, Grid, CustomTask, Conll)
 ALL_SECTIONS = (*SECTIONS, *FINETUNE_SECTIONS)
 
@@ -834,14 +938,19 @@ def differences(old: Experiment, new: Experiment, also_free: tuple[str, ...] = (
     if (old.finetune is None) != (new.finetune is None):
         return ["one pretrains, the other fine-tunes"]
     free = {
-        f"{cls.__name__}.{name}"
-        for cls in ALL_SECTIONS
-        for name in field_names(cls)
-        if cls.__pydantic_fields__[name].json_schema_extra["free"]
+        f"{cls.__name__}.{name}" for cls in ALL_SECTIONS for name in field_names(cls, free=True)
     }
-    after = values(new)
-    return [
-        f"{name}: {value!r} -> {after[name]!r}"
-        for name, value in values(old).items()
-        if value != after[name] and name not in (*free, *also_free)
-    ]
+    return [line for name, line in changes(old, new).items() if name not in (*free, *also_free)]
+
+
+def changes(old: Experiment, new: Experiment) -> dict[str, str]:
+    """Returns {"Section.field": line `Section.field: old -> new`} of the settings that differ.
+
+    A section that one of them lacks has the value None there.
+    """
+    before, after = values(old), values(new)
+    return {
+        name: f"{name}: {before.get(name)!r} -> {after.get(name)!r}"
+        for name in before | after
+        if before.get(name) != after.get(name)
+    }

@@ -53,10 +53,11 @@ def main(argv: list[str]) -> int:
     found = source.find_encoder(args.workdir, args.step)
     loaded = encoder.Encoder.read(found)
     if args.dtype:
-        model = dataclasses.replace(loaded.model, dtype=args.dtype)
+        compute = dataclasses.replace(loaded.model.compute, dtype=args.dtype)
+        model = dataclasses.replace(loaded.model, compute=compute)
         loaded = dataclasses.replace(loaded, model=model)
     if args.max_length is not None:
-        positions = loaded.model.max_positions
+        positions = loaded.model.encoder.max_positions
         if args.max_length > positions:
             raise config.ConfigError(
                 f"--max_length={args.max_length} is longer than the {positions} positions of "

@@ -84,15 +84,10 @@ def _check(args: argparse.Namespace, bindings: list[str]):
                     f"--{flag} uses the encoder and the settings of the run in --workdir. "
                     f"Leave --{other} out"
                 )
-    shape = [
-        f"Model.{name}"
-        for part in ("encoder", "decoder")
-        for name in config.field_names(config.Model, part)
-    ]
     for name in (binding.partition("=")[0] for binding in bindings):
         if name in REPLACED:
             raise config.ConfigError(f"fine-tuning does not read {name}; set {REPLACED[name]}")
-        if name in shape or name.startswith(("Vocabulary.", "Corpus.")):
+        if name.startswith(("Encoder.", "Decoder.", "Vocabulary.", "Corpus.")):
             raise config.ConfigError(
                 f"fine-tuning does not read {name}: it takes model and vocabulary from --init_from"
             )

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import dataclasses
 import difflib
 import logging
 import os
@@ -22,6 +23,15 @@ MACROS = (
     *("DATA_DIR", "SEEDS", "LEARNING_RATE", "EPOCHS", "WARMUP", "MAX_LENGTH"),
     *("TRAIN_EXAMPLES", "DEV_EXAMPLES", "TRAIN_FILE", "DEV_FILE"),
 )
+
+# {field of the former section Model: its name now}, for those that did not keep their own name.
+OLDER_NAMES = {
+    "dropout": "Dropout.hidden",
+    "attention_dropout": "Dropout.attention",
+    "init_std": "Init.std",
+    "relative_bias_init": "Init.relative_bias",
+    "unigram_bias": "Init.unigram_bias",
+}
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
 # An installed package has configs/ inside. In a checkout it is beside the package.
@@ -79,15 +89,33 @@ def load(
                 f"--gin.{name} has no effect, because its setting is bound directly. "
                 "Give one of the two"
             )
-    sections = [cls(**values[cls]) for cls in config.SECTIONS]
-    if any(values[cls] for cls in config.FINETUNE_SECTIONS):
-        inner = {
-            name: field.annotation(**values[field.annotation])
-            for name, field in config.Finetune.__pydantic_fields__.items()
-            if field.annotation in config.FINETUNE_SECTIONS
-        }
-        sections.append(config.Finetune(**values[config.Finetune], **inner))
-    return Experiment(*sections)
+    finetunes = any(values[cls] for cls in config.FINETUNE_SECTIONS)
+    experiment = Experiment(
+        **{
+            field.name: _build_section(field.type, values)
+            for field in dataclasses.fields(Experiment)
+            if field.type in config.ALL_SECTIONS
+        },
+        decoder=config.Decoder(**values[config.Decoder]),
+        finetune=_build_section(config.Finetune, values) if finetunes else None,
+    )
+    for binding in bindings:
+        if binding.startswith("Decoder.") and experiment.decoder is None:
+            raise ConfigError(
+                f"--gin.{binding} has no effect: Objective.name = {experiment.objective.name!r} "
+                "has no decoder, nor has fine-tuning"
+            )
+    return experiment
+
+
+def _build_section(cls: type[config.Settings], values: dict) -> config.Settings:
+    """Returns a section with the sections that lie in it."""
+    inner = {
+        name: _build_section(field.annotation, values)
+        for name, field in cls.__pydantic_fields__.items()
+        if field.annotation in config.ALL_SECTIONS
+    }
+    return cls(**values[cls], **inner)
 
 
 def render(experiment: Experiment) -> str:
@@ -112,13 +140,53 @@ def _parse_file(name: str):
         text = pathlib.Path(name).read_text(encoding="utf-8")
         if re.search(r"^\s*(import|from|include)\b", text, re.MULTILINE):
             raise ConfigError(f"{name}: the record of a run neither imports nor includes")
-        gin.parse_config(text)
+        gin.parse_config(read_older_names(text))
         return None
     logging.disable(logging.ERROR)  # gin logs each place where a file is not, before it finds it
     try:
         return gin.parse_config_file(name)
     finally:
         logging.disable(logging.NOTSET)
+
+
+def read_older_names(text: str) -> str:
+    """Returns the record of a run with the names that settings have now.
+
+    Until November 2026, the section Model had the settings of all parts, and the objective was what
+    followed from them. This is for runs and exports of that time.
+    """
+    if not re.search(r"^Model\.", text, re.MULTILINE):
+        return text
+    older = dict(re.findall(r"^([A-Z]\w+\.\w+) = (.*)$", text, re.MULTILINE))
+    fraction = float(older.pop("Masking.encoder_mask_fraction", 0.0))
+    if older.pop("Model.causal", "False") == "True":
+        name = "causal"
+    elif older["Model.decoder_layers"] == "0":
+        name = "mlm"
+    else:
+        name = "between" if fraction else "mae_lm"
+    lines = [f"Objective.name = {name!r}"]
+    if name == "between":
+        lines.append(f"Objective.mask_fraction = {fraction}")
+    has_decoder = name in ("mae_lm", "between")
+    for setting, value in older.items():
+        new = find_newer_name(setting)
+        if has_decoder or not new.startswith("Decoder."):
+            lines.append(f"{new} = {value}")
+    return "\n".join(lines) + "\n"
+
+
+def find_newer_name(setting: str) -> str:
+    """Returns what a setting of the former section Model is called now."""
+    section, _, name = setting.partition(".")
+    if section != "Model":
+        return setting
+    if name in OLDER_NAMES:
+        return OLDER_NAMES[name]
+    if name.startswith("decoder_"):
+        return f"Decoder.{name.removeprefix('decoder_')}"
+    compute = config.field_names(config.Compute)
+    return f"Compute.{name}" if name in compute else f"Encoder.{name}"
 
 
 def _files_of(parsed) -> set[str]:

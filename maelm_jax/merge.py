@@ -80,10 +80,9 @@ def check_alike(found: list["source.EncoderSource"]):
     for one in found:
         if one.experiment is None or one.experiment.finetune:
             raise config.ConfigError(f"--checkpoints: {one.path} is no workdir of pretraining")
+        changes = config.changes(first.experiment, one.experiment)
         wrong = [
-            f"Model.{name} is {value!r} there, {one.settings[name]!r} in {one.path}"
-            for name, value in first.settings.items()
-            if one.settings[name] != value
+            line for name, line in changes.items() if name.startswith(("Encoder.", "Decoder."))
         ]
         if one.loaded_vocabulary.fingerprint != first.loaded_vocabulary.fingerprint:
             wrong.append(f"{one.path} has another vocabulary")

@@ -136,7 +136,7 @@ def describe(plan: "Plan", target: targets.Target) -> str:
     head = (
         f"mesh {plan.mesh._asdict()}; {run.batch_size} rows of {length} a step: {plan.rows} a "
         f"device in each of {run.accumulate} part(s); "
-        f"rematerialise {plan.experiment.model.rematerialise}\n{plan.attention}"
+        f"rematerialise {plan.experiment.compute.rematerialise}\n{plan.attention}"
     )
     if plan.memory is None:
         return f"{head}\n\ndoes not fit: the compiler needs {plan.needed / GIB:.2f} GiB a device"
@@ -232,18 +232,22 @@ def choices(experiment: config.Experiment, devices: int) -> list[config.Experime
     result: list[config.Experiment] = []
     tensor, batch_size = experiment.mesh.tensor, experiment.run.batch_size
     row_devices = devices // tensor if tensor > 0 and devices % tensor == 0 else 0
-    widths = (experiment.model.width, experiment.model.decoder.width)
+    widths = [experiment.encoder.width]
+    if experiment.decoder:
+        widths.append(experiment.decoder.stack(experiment.encoder).width)
     for fsdp in dict.fromkeys((*SWEEP_FSDP, row_devices)) if row_devices else ():
         if row_devices % fsdp or any(width % fsdp for width in widths):
             continue
         mesh = config.Mesh(data=row_devices // fsdp, fsdp=fsdp, tensor=tensor)
         for rematerialise in (False, True):
-            model = dataclasses.replace(experiment.model, rematerialise=rematerialise)
+            compute = dataclasses.replace(experiment.compute, rematerialise=rematerialise)
             for rows in SWEEP_ROWS:
                 parts, rest = divmod(batch_size, rows * row_devices)
                 if parts and not rest:
                     run = dataclasses.replace(experiment.run, accumulate=parts)
-                    result.append(dataclasses.replace(experiment, mesh=mesh, model=model, run=run))
+                    result.append(
+                        dataclasses.replace(experiment, mesh=mesh, compute=compute, run=run)
+                    )
     if not result:
         raise config.ConfigError(
             f"--sweep has nothing to try. Mesh.tensor={tensor} must divide the {devices} devices. "
@@ -274,7 +278,7 @@ def _sweep_cells(plan: "Plan") -> tuple:
         "x".join(map(str, plan.mesh)),
         plan.rows,
         plan.experiment.run.accumulate,
-        plan.experiment.model.rematerialise,
+        plan.experiment.compute.rematerialise,
         f"{plan.needed / GIB:.2f}",
         {True: "yes", False: "no", None: "?"}[plan.fits],
         f"{1e3 * plan.time.seconds:.1f}" if plan.time and plan.fits else "-",
@@ -294,7 +298,7 @@ def recommend(plans: list["Plan"]) -> str:
     plan = min(timed, key=lambda plan: plan.time.seconds)
     flags = {f"Mesh.{name}": size for name, size in plan.mesh._asdict().items()}
     flags["Run.accumulate"] = plan.experiment.run.accumulate
-    flags["Model.rematerialise"] = plan.experiment.model.rematerialise
+    flags["Compute.rematerialise"] = plan.experiment.compute.rematerialise
     return "recommended: " + " ".join(f"--gin.{name}={value}" for name, value in flags.items())
 
 

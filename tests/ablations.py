@@ -16,12 +16,12 @@ SMALL = (
     "TRAIN_STEPS=4",
     f"BATCH_SIZE={ROWS}",
     f"SEQUENCE_LENGTH={LENGTH}",
-    f"Model.max_positions={LENGTH}",
-    "Model.layers=1",
-    "Model.width=64",
-    "Model.heads=1",
-    "Model.feed_forward=128",
-    "Model.init_std=0.2",
+    f"Encoder.max_positions={LENGTH}",
+    "Encoder.layers=1",
+    "Encoder.width=64",
+    "Encoder.heads=1",
+    "Encoder.feed_forward=128",
+    "Init.std=0.2",
 )
 
 
@@ -36,7 +36,7 @@ def some_rows(rows=ROWS, length=LENGTH):
     return jnp.asarray(ids)
 
 
-def draw(settings: config.Masking, ids) -> model_inputs.Inputs:
+def draw(settings: config.Objective, ids) -> model_inputs.Inputs:
     keys = jax.random.split(jax.random.key(0), ids.shape[0])
     sizes = masking.budget(settings, ids.shape[1])
     return jax.jit(lambda keys, ids: masking.draw(keys, ids, settings, sizes, SPECIAL))(keys, ids)
@@ -53,7 +53,7 @@ def make_model(experiment: config.Experiment):
 def make(name: str, *more: str):
     """(settings, graph, parameters without a zero among them, inputs)"""
     experiment = load(name, *more)
-    return experiment, *make_model(experiment), draw(experiment.masking, some_rows())
+    return experiment, *make_model(experiment), draw(experiment.objective, some_rows())
 
 
 def is_masked(inputs: model_inputs.Inputs) -> np.ndarray:

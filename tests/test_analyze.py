@@ -36,10 +36,10 @@ def workdir(text: pathlib.Path, path: pathlib.Path, *more: str) -> str:
         f"Corpus.rows_dir={text}/rows",
         "Corpus.processes=1",
         "Corpus.heldout_fraction=0.2",
-        f"Model.width={WIDTH}",
-        "Model.heads=2",
-        "Model.feed_forward=32",
-        "Model.layers=2",
+        f"Encoder.width={WIDTH}",
+        "Encoder.heads=2",
+        "Encoder.feed_forward=32",
+        "Encoder.layers=2",
     ]
     files = [name.removeprefix("--gin_file=") for name in more if name.startswith("--gin_file=")]
     experiment = gin_files.load(["tiny.gin", *files], [*settings, *(name for name in more if not name.startswith("--"))])

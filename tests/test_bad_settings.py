@@ -81,10 +81,10 @@ def test_a_right_input_is_started(command, commands):
 # A setting for each kind of rule: name, macro, type, range, choice.
 RULES = """
     TRAIN_STEPS=0 TRAIN_STEPS=1e3 TRAIN_STEPS=None TEXT_FILES TEXT_FILES= TEXT_FILES='' TEXT_FILES=['a.txt']
-    TRAIN_STEP=5 train_steps=5 Modle.layers=3 Model.layer=3 Model.layers=@Model() Model.layers=%NOPE
+    TRAIN_STEP=5 train_steps=5 Modle.layers=3 Model.layer=3 Encoder.layers=@Model() Encoder.layers=%NOPE
     BATCH_SIZE=[8,16] SEED=-1 SEED=4294967296 SEED=True Corpus.sources={1:1} Corpus.sources={'installed_docs':0} Corpus.task_modules=[1]
     Corpus.heldout_fraction=nan Corpus.heldout_fraction=0.5 Masking.unit=None Masking.renumber=no Masking.encoder_mask_fraction=1.1
-    Model.num_buckets=30 Model.dropout=1 Model.dtype=float16 Optimizer.weight_decay=-0.01 Mesh.data=-2 Mesh.data=1.0
+    Encoder.num_buckets=30 Dropout.hidden=1 Compute.dtype=float16 Optimizer.weight_decay=-0.01 Mesh.data=-2 Mesh.data=1.0
 """.split()
 TUNING_RULES = """
     SEEDS=4294967296 SEEDS=(1,'2') Finetune.tasks=rta Finetune.tasks=['rte','rta'] Finetune.max_lenght=3 Finetune=3
@@ -99,27 +99,27 @@ CHECKS = """
     Masking.rate=0.001
     Masking.heldout_rate=0.001
     Masking.random_fraction=0.5
-    Masking.renumber=True Model.positions=rotary Model.relative_buckets=none Model.decoder_relative_bias=False Model.local_attention=8
+    Masking.renumber=True Encoder.positions=rotary Encoder.relative_buckets=none Decoder.relative_bias=False Encoder.local_attention=8
     Masking.encoder_mask_fraction=1.0 Masking.random_fraction=0.6 Masking.keep_fraction=0.6
-    Model.width=130
-    Model.max_distance=16
-    Model.positions=rotary Model.decoder_relative_bias=False
-    Model.positions=rotary Model.relative_buckets=none Model.decoder_relative_bias=True
-    Model.positions=rotary Model.relative_buckets=none Model.decoder_relative_bias=False Model.width=12
-    Model.local_attention=8
-    Model.causal=True
-    Model.decoder_layers=0
-    Model.decoder_layers=0 Masking.encoder_mask_fraction=1.0 Model.decoder_causal=True
-    Model.decoder_slots=masked
-    Model.decoder_attention=cross Model.decoder_causal=True
-    Model.decoder_width=100
+    Encoder.width=130
+    Encoder.max_distance=16
+    Encoder.positions=rotary Decoder.relative_bias=False
+    Encoder.positions=rotary Encoder.relative_buckets=none Decoder.relative_bias=True
+    Encoder.positions=rotary Encoder.relative_buckets=none Decoder.relative_bias=False Encoder.width=12
+    Encoder.local_attention=8
+    Objective.name=True
+    Decoder.layers=0
+    Decoder.layers=0 Masking.encoder_mask_fraction=1.0 Decoder.causal=True
+    Decoder.slots=masked
+    Decoder.attention=cross Decoder.causal=True
+    Decoder.width=100
     Mesh.fsdp=-1
     Run.accumulate=3
     Run.init_from=a Run.continue_from=b
     Optimizer.schedule=decay
 """
 TUNING_CHECKS = """
-    Model.layers=3
+    Encoder.layers=3
     Run.train_steps=10
     Optimizer.kind=muon
     Run.accumulate=3
@@ -151,7 +151,7 @@ FLAGS = {
     "embed": [["--pooling=max"], ["--output="]],
     "analyze": [["--tau=nan"], ["--tokens=-1"]],
     "evaluate": [["--models=run,run"], ["--text=a.txt", "--rate=nan"], ["--rate=0.15"]],
-    "merge": [["--checkpoints=run@3,run@3"], ["--gin.Model.layers=2"]],
+    "merge": [["--checkpoints=run@3,run@3"], ["--gin.Encoder.layers=2"]],
 }
 
 

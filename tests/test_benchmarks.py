@@ -6,7 +6,7 @@ import sys
 
 import jax
 import pytest
-from testing import ROOT
+from testing import ROOT, model_of
 
 from maelm_jax import config, gin_files
 
@@ -47,7 +47,7 @@ def test_all_makes_one_table_of_what_was_printed_and_says_what_was_not_measured(
     assert figures["tiny: against the same step in PyTorch, attention dropout 0.0"] == "1.07x"
     assert figures["tiny: against RobertaModel and a mask, attention dropout 0.0"] == "1.02x"
     assert figures["tiny: against the same step in PyTorch, attention dropout 0.1"] == "not measured"
-    assert "- torch-tiny-0.1: `benchmarks/against_torch.py --gin_file=benchmarks/shapes/tiny.gin --gin.Model.attention_dropout=0.1 " in text
+    assert "- torch-tiny-0.1: `benchmarks/against_torch.py --gin_file=benchmarks/shapes/tiny.gin --gin.Dropout.attention=0.1 " in text
     assert figures["the same, warm cache"] == "12.5" and figures["base: tokens/s"] == "not measured"
     assert "1 x cpu, float32" in text.splitlines()[0]
     without, _ = module.plan(("tiny",), None, with_torch=False)
@@ -73,7 +73,7 @@ def test_accelerator_checks_every_backend_in_the_interpreter(accelerator, monkey
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_accelerator_times_every_backend_in_the_interpreter(accelerator, tmp_path):
-    model = config.Model(layers=1, width=128, heads=2, feed_forward=64, decoder_layers=1, max_positions=16, dtype="bfloat16")
+    model = model_of(layers=1, width=128, heads=2, feed_forward=64, decoder_layers=1, max_positions=16, dtype="bfloat16")
     tiny = config.Experiment(
         corpus=config.Corpus(sequence_length=16),
         vocabulary=config.Vocabulary(size=300),
@@ -91,4 +91,4 @@ def test_accelerator_times_every_backend_in_the_interpreter(accelerator, tmp_pat
 @pytest.mark.parametrize("name,layers", [("base", 12), ("large", 24)])
 def test_accelerator_measures_the_sizes_of_the_paper(accelerator, name, layers):
     experiment = accelerator.experiment_of(name, rows=32)
-    assert experiment.model.layers == layers and experiment.run.batch_size == {"base": 32, "large": 16}[name] * jax.device_count()
+    assert experiment.model.encoder.layers == layers and experiment.run.batch_size == {"base": 32, "large": 16}[name] * jax.device_count()

@@ -13,7 +13,7 @@ from testing import ROOT
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not here: pip install '.[plan]'")
 def test_the_parts_of_a_step_compiled_for_a_tpu():
-    command = [sys.executable, "benchmarks/compiled_step.py", "--topology=v5e:2x2", "--gin_file=tiny.gin", "--gin.Model.dtype=bfloat16"]
+    command = [sys.executable, "benchmarks/compiled_step.py", "--topology=v5e:2x2", "--gin_file=tiny.gin", "--gin.Compute.dtype=bfloat16"]
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     parts = {name: float(cycles) for name, cycles in re.findall(r"^(\S.*?) {2,}([\d.]+) +[\d,]+ +[\d.]+%$", done.stdout, re.M)}

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from testing import ROOT
+from testing import ROOT, model_of
 
 from maelm_jax import config, gin_files
 from maelm_jax.finetuning import grid
@@ -28,9 +28,9 @@ def test_every_config_loads_with_every_macro_and_objective(name):
         assert (experiment.run.train_steps, experiment.run.batch_size, experiment.run.seed) == (7, 8, 3)
         assert experiment.corpus.sequence_length == 64
         assert experiment.corpus.rates == {"files:some/*.txt": 1.0}
-        assert experiment.masking.encoder_mask_fraction == len(files) - 1
+        assert experiment.objective.encoder_mask_fraction == len(files) - 1
         assert gin_files.load([*files, "recipes/efficient.gin"], MACROS).optimizer.kind == "muon"
-        assert gin_files.load([*files, "recipes/modern_layers.gin"], MACROS).model.positions == "rotary"
+        assert gin_files.load([*files, "recipes/modern_layers.gin"], MACROS).model.encoder.positions == "rotary"
         assert gin_files.load([*files, "recipes/causal_phase.gin"], MACROS).model.causal
 
 
@@ -40,8 +40,8 @@ def test_every_ablation_loads_over_a_size_and_leaves_mlm_without_a_decoder():
             if name in MODERN and ablation.endswith("reference_positions.gin"):
                 continue  # rotary positions have no buckets
             experiment = gin_files.load([name, ablation], MACROS)
-            assert experiment.model.decoder_layers > 0 or experiment.masking.encoder_mask_fraction == 1, ablation
-        assert gin_files.load(["tiny.gin", ablation, "mlm.gin"]).model.decoder_layers == 0, ablation
+            assert experiment.model.decoder.layers > 0 or experiment.objective.encoder_mask_fraction == 1, ablation
+        assert gin_files.load(["tiny.gin", ablation, "mlm.gin"]).model.decoder.layers == 0, ablation
 
 
 @pytest.mark.parametrize("names", [[name] for name in COMPLETE] + [FINETUNE], ids=str)
@@ -53,22 +53,38 @@ def test_what_is_written_down_reads_back(names, tmp_path):
 
 def test_the_presets_have_the_published_sizes():
     base, plus, large, modern = (gin_files.load([f"{name}.gin"]) for name in ("base", "base_plus", "large_plus", "modern_base"))
-    assert (base.model.layers, base.model.width, base.model.heads, base.model.feed_forward, base.model.decoder_layers) == (12, 768, 12, 3072, 4)
+    assert (
+        base.model.encoder.layers,
+        base.model.encoder.width,
+        base.model.encoder.heads,
+        base.model.encoder.feed_forward,
+        base.model.decoder.layers,
+    ) == (12, 768, 12, 3072, 4)
     assert (base.run.train_steps, base.run.batch_size, base.corpus.sequence_length) == (125_000, 2048, 512)
     assert (base.optimizer.b2, base.optimizer.eps, base.optimizer.clip_norm, base.optimizer.weight_decay) == (0.98, 1e-6, 2.0, 0.01)
     assert (plus.run.train_steps, plus.optimizer.learning_rate, plus.vocabulary.cased) == (2_000_000, 2e-4, True)
-    assert (large.model.layers, large.model.width, large.model.heads) == (24, 1024, 16)
-    assert (modern.model.layers, modern.model.width, modern.model.heads, modern.model.feed_forward) == (22, 768, 12, 1152)
-    assert (modern.model.normalization, modern.model.positions, modern.model.feed_forward_gate, modern.model.biases) == ("pre", "rotary", True, False)
+    assert (large.model.encoder.layers, large.model.encoder.width, large.model.encoder.heads) == (24, 1024, 16)
+    assert (modern.model.encoder.layers, modern.model.encoder.width, modern.model.encoder.heads, modern.model.encoder.feed_forward) == (
+        22,
+        768,
+        12,
+        1152,
+    )
+    assert (
+        modern.model.encoder.normalization,
+        modern.model.encoder.positions,
+        modern.model.encoder.feed_forward_gate,
+        modern.model.encoder.biases,
+    ) == ("pre", "rotary", True, False)
 
 
 @pytest.mark.parametrize("name,buckets", [("base", (32, 128)), ("base_plus", (64, 128)), ("large_plus", (128, 256))])
 def test_the_published_settings_differ_from_the_presets_in_buckets_and_masks_only(name, buckets):
     preset, published = gin_files.load([f"{name}.gin"]), gin_files.load([f"published/{name}.gin"])
-    assert (published.model.num_buckets, published.model.max_distance) == buckets
-    assert published.model.relative_buckets == "reference" and published.masking.mask_special_tokens
+    assert (published.model.encoder.num_buckets, published.model.encoder.max_distance) == buckets
+    assert published.model.encoder.relative_buckets == "reference" and published.objective.masking.mask_special_tokens
     named = {line.partition(":")[0] for line in config.differences(preset, published)}
-    assert named <= {"Model.relative_buckets", "Masking.mask_special_tokens", "Model.num_buckets", "Model.max_distance"}
+    assert named <= {"Encoder.relative_buckets", "Masking.mask_special_tokens", "Encoder.num_buckets", "Encoder.max_distance"}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +105,7 @@ def test_macros_and_blocks_of_a_user_s_file(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.gin").write_text("include 'tiny.gin'\nWIDTH = 64\nRun:\n  seed = 3\n  batch_size = 8\nModel.width = %WIDTH\n")
     experiment = gin_files.load(["~/mine.gin"], ["TRAIN_STEPS=%SEED", "SEED=7", "TEXT_FILES='my%20books/*.txt'"])
-    assert (experiment.run.seed, experiment.run.batch_size, experiment.model.width, experiment.run.train_steps) == (3, 8, 64, 7)
+    assert (experiment.run.seed, experiment.run.batch_size, experiment.model.encoder.width, experiment.run.train_steps) == (3, 8, 64, 7)
     assert experiment.corpus.text_files == "my%20books/*.txt"
 
 
@@ -107,7 +123,7 @@ def test_the_settings_to_start_from_are_those_of_every_field_that_nothing_binds(
         (["tiny.gin"], ["BATCH_SIZE=16", "Run.batch_size=8"], "--gin.BATCH_SIZE"),
         (["tiny.gin"], ["Model.layer=3"], "did you mean layers?"),
         (["tiny.gin"], ["Modle.layers=3"], "Modle"),
-        (["tiny.gin"], ["Model.layers=%NOPE"], "NOPE"),
+        (["tiny.gin"], ["Encoder.layers=%NOPE"], "NOPE"),
         (["tiny.gin"], ["SEED"], "--gin.SEED"),
         (["tinny.gin"], [], "did you mean tiny.gin?"),
         (["mlm.gin", "tiny.gin"], [], "tiny.gin"),
@@ -145,11 +161,11 @@ def test_the_settings_need_neither_jax_nor_tensorflow():
 
 def test_a_section_is_a_frozen_dataclass_of_strict_types():
     gin_files.load(["tiny.gin"], ["TEXT_FILES=x.txt"])
-    model = config.Model(layers=3)
+    model = model_of(layers=3)
     assert dataclasses.replace(model, width=96).layers == 3 and model.width == 768, "gin files leave no trace"
     with pytest.raises(dataclasses.FrozenInstanceError):
         model.layers = 4
-    assert pickle.loads(pickle.dumps(model)) == model and hash(model) == hash(config.Model(layers=3))
+    assert pickle.loads(pickle.dumps(model)) == model and hash(model) == hash(model_of(layers=3))
     assert config.Optimizer(weight_decay=0).weight_decay == 0.0 and config.Grid(seeds=[1, 2]).seeds == (1, 2)
     for value in (0, 2.0, "2", True, None, math.nan):
         with pytest.raises(config.ConfigError, match=r"^Model\.layers[^\n]*$"):

@@ -43,12 +43,12 @@ def test_the_mean_of_one_checkpoint_is_itself_and_commands_read_it(text, uninter
 def test_what_cannot_be_averaged_is_refused(uninterrupted, tmp_path):
     wider, other = (shutil.copytree(uninterrupted, tmp_path / name) for name in ("wider", "other"))
     record = wider / "config.gin"
-    record.write_text(record.read_text().replace("Model.feed_forward = 64", "Model.feed_forward = 96"))
+    record.write_text(record.read_text().replace("Encoder.feed_forward = 64", "Encoder.feed_forward = 96"))
     (other / "rows.json").unlink()
     (model,) = (other / "vocabulary").glob("*.model")
     shutil.copy(ROOT / "pretrained" / "sentencepiece.model", model)
     for names, message in (
-        ([f"{uninterrupted}@60", f"{wider}@60"], "Model.feed_forward is 64 there, 96"),
+        ([f"{uninterrupted}@60", f"{wider}@60"], "Encoder.feed_forward is 64 there, 96"),
         ([f"{uninterrupted}@60", f"{other}@60"], "has another vocabulary"),
         ([f"{uninterrupted}@60", f"{uninterrupted}@7"], "no checkpoint of step 7"),
         ([str(tmp_path / "nowhere")], "nowhere: no such file or folder"),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from testing import ROOT, call
+from testing import ROOT, call, model_of
 
 from maelm_jax import config, plan, train
 from maelm_jax.planning import estimate, hlo, targets
@@ -72,7 +72,7 @@ def test_every_choice_of_a_sweep_has_the_same_batch_size():
     found = plan.choices(EXPERIMENT, 8)
     assert {choice.run.batch_size for choice in found} == {EXPERIMENT.run.batch_size}
     assert {(choice.mesh.data, choice.mesh.fsdp) for choice in found} == {(8, 1), (1, 8)}
-    assert {choice.model.rematerialise for choice in found} == {False, True}
+    assert {choice.model.compute.rematerialise for choice in found} == {False, True}
     for choice in found:
         rows, rest = divmod(choice.run.batch_size, 8 * choice.run.accumulate)
         assert rows in plan.SWEEP_ROWS and not rest
@@ -81,7 +81,7 @@ def test_every_choice_of_a_sweep_has_the_same_batch_size():
 def test_a_sweep_keeps_tensor_and_skips_meshes_that_the_decoder_does_not_fit():
     wide = dataclasses.replace(EXPERIMENT, mesh=config.Mesh(tensor=2), run=dataclasses.replace(EXPERIMENT.run, batch_size=128))
     assert {choice.mesh for choice in plan.choices(wide, 16)} == {config.Mesh(data=8, fsdp=1, tensor=2), config.Mesh(data=1, fsdp=8, tensor=2)}
-    model = dataclasses.replace(EXPERIMENT.model, decoder_width=512)
+    model = model_of(EXPERIMENT.model, decoder_width=512)
     narrow = dataclasses.replace(EXPERIMENT, model=model, run=dataclasses.replace(EXPERIMENT.run, batch_size=24 * 32))
     assert {choice.mesh.fsdp for choice in plan.choices(narrow, 24)} == {1, 8}, "768 is divisible by 24, and 512 is not"
 
@@ -98,7 +98,7 @@ def test_the_recommended_plan_fits_and_is_the_first_of_the_fastest():
     run = dataclasses.replace(EXPERIMENT.run, accumulate=8)
     fast = with_time(0.1, experiment=dataclasses.replace(EXPERIMENT, run=run))
     flags = plan.recommend([with_time(0.3), fast, with_time(0.1), with_time(0.05, fits=False), dataclasses.replace(PLAN, time=None)])
-    assert "--gin.Mesh.data=4 --gin.Mesh.fsdp=1 --gin.Mesh.tensor=1 --gin.Run.accumulate=8 --gin.Model.rematerialise=False" in flags
+    assert "--gin.Mesh.data=4 --gin.Mesh.fsdp=1 --gin.Mesh.tensor=1 --gin.Run.accumulate=8 --gin.Compute.rematerialise=False" in flags
     assert "--gin" not in plan.recommend([with_time(0.05, fits=False), dataclasses.replace(PLAN, time=None)])
 
 
@@ -119,7 +119,7 @@ def test_a_sweep_ends_with_1_when_nothing_fits(fits, status, monkeypatch):
 
 
 def run(*more: str) -> subprocess.CompletedProcess:
-    argv = [sys.executable, "-m", "maelm_jax.plan", "--gin_file=tiny.gin", "--gin.Vocabulary.size=400", "--gin.Model.width=32", *more]
+    argv = [sys.executable, "-m", "maelm_jax.plan", "--gin_file=tiny.gin", "--gin.Vocabulary.size=400", "--gin.Encoder.width=32", *more]
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=environment)
 
@@ -140,11 +140,11 @@ def test_a_plan_for_simulated_devices():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not here: pip install '.[plan]'")
 def test_the_tpu_compiler():
-    done = run("--topology=v5e:2x2", "--gin.Model.dtype=bfloat16", "--no_largest")
+    done = run("--topology=v5e:2x2", "--gin.Compute.dtype=bfloat16", "--no_largest")
     assert done.returncode == 0, done.stderr
     for what in ("v5e:2x2: 4 chips of TPU v5 lite", "fits in 16.00", "the compiler's cycles", "chip-hours"):
         assert what in done.stdout
-    done = run("--topology=v5e:2x2", "--gin.BATCH_SIZE=262144", "--gin.Model.width=512", "--no_largest")
+    done = run("--topology=v5e:2x2", "--gin.BATCH_SIZE=262144", "--gin.Encoder.width=512", "--no_largest")
     assert done.returncode == 1 and "does not fit: the compiler needs" in done.stdout
 
 

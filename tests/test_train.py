@@ -89,7 +89,7 @@ def test_a_run_whose_workdir_is_renamed_ends(text, tmp_path, monkeypatch):
 
 
 def test_with_unigram_bias_the_loss_starts_near_the_unigram_cross_entropy(text, uninterrupted, tmp_path):
-    argv = training(text, tmp_path, "--gin_file=mlm.gin", "--gin.TRAIN_STEPS=1", "--gin.Model.unigram_bias=True", "--gin.Run.rank_every=0")
+    argv = training(text, tmp_path, "--gin_file=mlm.gin", "--gin.TRAIN_STEPS=1", "--gin.Init.unigram_bias=True", "--gin.Run.rank_every=0")
     assert call("train", *argv).status == 0
     (line,) = steps_of(tmp_path)
     assert line["eval_loss"] < line["unigram"] + 0.4 < steps_of(uninterrupted)[0]["loss"]

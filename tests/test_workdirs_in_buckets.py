@@ -50,7 +50,7 @@ def test_a_run_in_a_bucket_that_has_a_checkpoint_needs_its_source_no_more(bucket
     experiment = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'"])
     with pytest.raises(config.ConfigError, match="/nowhere/encoder"):
         find_starting_point(experiment, place)
-    recorded = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'", "Model.layers=3"])
+    recorded = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'", "Encoder.layers=3"])
     put(f"{place}/config.gin", gin_files.render(recorded).encode())
     put(f"{place}/vocabulary/sentencepiece.model", b"of the source")
     put(f"{place}/checkpoints/20/_CHECKPOINT_METADATA", b"{}")
@@ -62,16 +62,16 @@ def test_a_run_in_a_bucket_that_has_a_checkpoint_needs_its_source_no_more(bucket
     assert newest_step(place) == 20
     assert (run_record.fetch(place) / "vocabulary" / "sentencepiece.model").read_bytes() == b"of the source"
     resolved = find_starting_point(experiment, place)
-    assert resolved.encoder is None and resolved.experiment.model.layers == 3
+    assert resolved.encoder is None and resolved.experiment.model.encoder.layers == 3
 
 
 def test_a_run_in_a_bucket_that_exists_needs_its_workdir_only(bucket, cache):
     place = f"{bucket}/runs/without-gin-file"
     with pytest.raises(config.ConfigError, match="no run gs://bucket/runs/without-gin-file"):
         cli.parse(cli.parser(""), [f"--workdir={place}"])
-    text = gin_files.render(gin_files.load(["tiny.gin"], ["Model.layers=3"]))
+    text = gin_files.render(gin_files.load(["tiny.gin"], ["Encoder.layers=3"]))
     put(f"{place}/config.gin", text.encode())
-    assert cli.parse(cli.parser(""), [f"--workdir={place}"]).experiment.model.layers == 3
+    assert cli.parse(cli.parser(""), [f"--workdir={place}"]).experiment.model.encoder.layers == 3
 
 
 def test_the_lock_of_a_workdir_in_a_bucket_is_this_machine_s_own(bucket, cache):

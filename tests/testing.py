@@ -1,6 +1,7 @@
 """Helpers that several test files share: commands in this process, a small training run, folders made once for all workers."""
 
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import gzip
@@ -33,8 +34,52 @@ SHARED = ROOT.parent / "shared" / "data"  # beside a checkout, or not there
 flatten = functools.partial(traverse_util.flatten_dict, sep="/")
 unflatten = functools.partial(traverse_util.unflatten_dict, sep="/")
 STEPS = 60  # of the run that `training` describes
+
+
+def model_of(base: config.Model | None = None, /, **changes) -> config.Model:
+    """A model with changes to its parts, by the name of a field: of the encoder, of what else it has, or of the decoder as `decoder_layers`.
+
+    `dropout` is Dropout.hidden. 0 layers are no decoder.
+    """
+    base = base or config.Model(decoder=config.Decoder())
+    if changes.get("decoder_layers") == 0:
+        del changes["decoder_layers"]
+        base = dataclasses.replace(base, decoder=None)
+    renamed = {
+        "dropout": ("dropout", "hidden"),
+        "attention_dropout": ("dropout", "attention"),
+        "init_std": ("init", "std"),
+        "relative_bias_init": ("init", "relative_bias"),
+    }
+    parts: dict[str, dict] = {}
+    for name, value in changes.items():
+        if name == "causal":
+            base = dataclasses.replace(base, causal=value)
+            continue
+        part, field = renamed.get(name, ("compute" if name in config.field_names(config.Compute) else "encoder", name))
+        if name.startswith("decoder_"):
+            part, field = "decoder", name.removeprefix("decoder_")
+        parts.setdefault(part, {})[field] = value
+    if "decoder" in parts and base.decoder is None:
+        base = dataclasses.replace(base, decoder=config.Decoder())
+    return dataclasses.replace(base, **{part: dataclasses.replace(getattr(base, part), **values) for part, values in parts.items()})
+
+
+def objective_of(encoder_mask_fraction: float = 0.0, **masking) -> config.Objective:
+    """The objective of a decoder with these settings of masking."""
+    return config.Objective.between(encoder_mask_fraction, config.Masking(**masking))
+
+
+def experiment_of(model: config.Model, **sections) -> config.Experiment:
+    """An experiment with a model. Without a decoder it is MLM."""
+    if not model.decoder:
+        sections.setdefault("objective", config.Objective(name="mlm"))
+    parts = {name: getattr(model, name) for name in ("encoder", "decoder", "init", "dropout", "compute")}
+    return config.Experiment(**parts, **sections)
+
+
 # An encoder that is measured in no time.
-LITTLE = config.Model(layers=2, width=8, heads=2, feed_forward=16, max_positions=16, num_buckets=8, max_distance=16)
+LITTLE = model_of(layers=2, width=8, heads=2, feed_forward=16, max_positions=16, num_buckets=8, max_distance=16)
 
 
 class Done(typing.NamedTuple):
@@ -140,12 +185,12 @@ def training(text: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]
         "Corpus.rows_dir": text / "rows",
         "Corpus.processes": 1,
         "Corpus.heldout_fraction": 0.1,
-        "Model.layers": 1,
-        "Model.width": 32,
-        "Model.heads": 2,
-        "Model.feed_forward": 64,
-        "Model.dropout": 0.1,
-        "Model.attention_dropout": 0.1,
+        "Encoder.layers": 1,
+        "Encoder.width": 32,
+        "Encoder.heads": 2,
+        "Encoder.feed_forward": 64,
+        "Dropout.hidden": 0.1,
+        "Dropout.attention": 0.1,
         "Run.log_every": 1,
         "Run.eval_every": 20,
         "Run.eval_rows": 40,

@@ -15,7 +15,7 @@
 #   STABLE_STEPS, EXTEND_STEPS, DECAY_STEPS    steps of each phase (default 450, 75, 75)
 #   LENGTH, LONG_LENGTH    tokens of a row, before and after the extension (default 64, 256)
 #   BATCH         rows of a step; long batches have as many tokens (default 32)
-#   THETA         Model.rotary_theta of long rows (default 160000)
+#   THETA         Encoder.rotary_theta of long rows (default 160000)
 #   PLAN          a topology, as v5e:16x16: print the plan of each phase for it, and train nothing
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; }
@@ -33,10 +33,10 @@ run_phase() {
   "$python" -m "maelm_jax.${command[0]}" "${command[@]:1}" \
     --gin_file="${CONFIG:-modern_tiny.gin}" ${text:+--gin.TEXT_FILES="$text"} \
     --gin.TRAIN_STEPS="$steps" --gin.BATCH_SIZE=$((batch * short / length)) \
-    --gin.SEQUENCE_LENGTH="$length" --gin.Model.max_positions="$length" "$@"
+    --gin.SEQUENCE_LENGTH="$length" --gin.Encoder.max_positions="$length" "$@"
 }
 
-long_rows=(--gin.Model.rotary_theta="${THETA:-160000}.0")
+long_rows=(--gin.Encoder.rotary_theta="${THETA:-160000}.0")
 # The rate stays at its peak, so that the next phase begins there.
 run_phase stable "${STABLE_STEPS:-450}" "$short" "${TEXT:-}" \
   --gin.Optimizer.schedule=wsd --gin.Optimizer.decay_share=0.0 "$@"

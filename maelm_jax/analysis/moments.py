@@ -72,7 +72,7 @@ def measure(
     """Builds the function that measures one batch. The caller compiles it.
 
     Masks are drawn as in evaluations, from the key and the number of the row. Two runs with the
-    same `Masking` settings get the same masks. `layers` are the indices of the layers to measure.
+    same `Objective` get the same masks. `layers` are the indices of the layers to measure.
     None measures all.
 
     Returns:
@@ -80,9 +80,10 @@ def measure(
     """
     # A backend that is set may be that of another machine, or be unable to compute whole rows or
     # arrays that XLA shards.
-    model = dataclasses.replace(experiment.model, attention_backend="auto")
+    compute = dataclasses.replace(experiment.compute, attention_backend="auto")
+    model = dataclasses.replace(experiment.model, compute=compute)
     graph = maelm.encoder_graph(model, vocabulary_size, special.pad)
-    settings = experiment.evaluated.masking
+    objective = experiment.evaluated.objective
 
     def batch(
         params: dict, rows: Int[Array, "B L"], numbers: UInt32[Array, " B"], key: Key[Array, ""]
@@ -90,8 +91,8 @@ def measure(
         length = rows.shape[1]
         # A budget of the full length leaves dropped slots empty. The encoder computes the same
         # function, and one pass serves the rows with and without [MASK].
-        sizes = dataclasses.replace(masking.budget(settings, length), visible=length)
-        inputs = masking.draw(keys.make_row_keys(key, numbers), rows, settings, sizes, special)
+        sizes = dataclasses.replace(masking.budget(objective, length), visible=length)
+        inputs = masking.draw(keys.make_row_keys(key, numbers), rows, objective, sizes, special)
         visible = inputs.encoder_slots < length
         is_mask = visible & (inputs.encoder_ids == special.mask)
         visible_segments = jnp.where(visible, inputs.segments, 0)

@@ -31,16 +31,16 @@ class RankMonitor:
         The rows are the first held-out ones [R, L] with `PER_DIMENSION` unmasked tokens a
         dimension, or all of them.
         """
-        length, width = heldout.shape[1], experiment.model.width
-        masking = experiment.evaluated.masking
+        length, width = heldout.shape[1], experiment.encoder.width
+        rate = experiment.evaluated.objective.masking.rate
         devices = sharding.row_shards(mesh)
         self._size = -(-moments.rows_at_once(length) // devices) * devices
         # Every kind of tokens that is ranked has at least these.
-        unmasked = (heldout != special.pad).sum(1).cumsum() * (1 - masking.rate)
+        unmasked = (heldout != special.pad).sum(1).cumsum() * (1 - rate)
         self._rows = heldout[: int(np.searchsorted(unmasked, PER_DIMENSION * width)) + 1]
         self._width, self._pad, self._mesh = width, special.pad, mesh
         self._key = keys.make_stream_key(experiment.run.seed, keys.RANK_STREAM)
-        layers = (experiment.model.layers // 2, experiment.model.layers)
+        layers = (experiment.encoder.layers // 2, experiment.encoder.layers)
         everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         self._measure = jax.jit(
             moments.measure(experiment, vocabulary_size, special, layers),

@@ -67,6 +67,7 @@ def runs_table(results: dict) -> str:
         "run",
         "encoder",
         "decoder",
+        "objective",
         "delta",
         "training rate",
         "rate here",
@@ -79,13 +80,14 @@ def runs_table(results: dict) -> str:
     )
     rows = []
     for run in results["runs"]:
-        masking, model = run["masking"], run["model"]
+        masking, own, decoder = run["masking"], run["encoder"], run["decoder"]
         rows.append(
             (
                 run["name"],
-                f"{model['layers']} x {model['width']}",
-                "-" if run["fine_tuned"] else model["decoder_layers"],
-                _delta(masking) if masking else "-",
+                f"{own['layers']} x {own['width']}",
+                decoder["layers"] if decoder else "-",
+                run["objective"] or "-",
+                _delta(run["delta"], masking) if masking else "-",
                 f"{masking['rate']:g}" if masking else "-",
                 f"{run['measured_masking']['rate']:g}",
                 run["step"],
@@ -96,9 +98,9 @@ def runs_table(results: dict) -> str:
     return tables.markdown(header, rows)
 
 
-def _delta(masking: dict) -> str:
+def _delta(fraction: float, masking: dict) -> str:
     """Returns the share of [MASK] that the encoder reads, and of other tokens in its place."""
-    delta = f"{masking['encoder_mask_fraction']:g}"
+    delta = f"{fraction:g}"
     if not masking["random_fraction"] and not masking["keep_fraction"]:
         return delta
     return f"{delta} (random {masking['random_fraction']:g}, kept {masking['keep_fraction']:g})"
@@ -123,7 +125,7 @@ def last_layer_table(results: dict) -> str:
     for run in results["runs"]:
         last = run["layers"][-1]
         cells = (rank_cell(last[kind]) for kind in KIND_LABELS)
-        rows.append((run["name"], run["model"]["width"], *cells, last["plain"]["centred_rank"]))
+        rows.append((run["name"], run["encoder"]["width"], *cells, last["plain"]["centred_rank"]))
     header = ("last layer", "width", *KIND_LABELS.values(), "without [MASK], centred")
     return tables.markdown(header, rows)
 
@@ -186,9 +188,7 @@ def mask_table(results: dict) -> str | None:
 
 def render(results: dict, files: dict[str, str]) -> str:
     """Returns the text of report.md. `files` is {title of a figure: file name}."""
-    has_decoder = any(
-        run["model"]["decoder_layers"] and not run["fine_tuned"] for run in results["runs"]
-    )
+    has_decoder = any(run["decoder"] and not run["fine_tuned"] for run in results["runs"])
     of_mask = mask_table(results)
     parts = [
         "# Effective rank",

@@ -24,7 +24,7 @@ from maelm_jax.model import attention, keys
 from maelm_jax.training import checkpoint, metrics, run_record, run_rows
 
 # Masks of text that several encoders read: each is measured with [MASK] and without.
-MASKING = config.Masking(encoder_mask_fraction=1.0)
+OBJECTIVE = config.Objective(name="mlm")
 
 
 class MeasuredRun(typing.NamedTuple):
@@ -76,7 +76,12 @@ def open_encoders(paths: list[str], text: str) -> list[MeasuredRun]:
     corpus = config.Corpus(text_files=text, sequence_length=length)
     opened = []
     for path, encoder in zip(paths, loaded, strict=True):
-        experiment = config.Experiment(corpus=corpus, masking=MASKING, model=encoder.model)
+        experiment = config.Experiment(
+            corpus=corpus,
+            objective=OBJECTIVE,
+            encoder=encoder.model.encoder,
+            compute=encoder.model.compute,
+        )
         opened.append(_measured(path, encoder, experiment, None))
     return _with_unique_names(opened)
 
@@ -147,12 +152,12 @@ def first_rows(rows: np.ndarray, pad: int, tokens: int) -> np.ndarray:
 def count_unmasked(run: MeasuredRun, rows: np.ndarray) -> int:
     """Returns the expected number of tokens of `rows` [R, L] that are not masked."""
     tokens = int((rows != run.vocabulary.pad).sum())
-    return int(tokens * (1 - run.experiment.evaluated.masking.rate))
+    return int(tokens * (1 - run.experiment.evaluated.objective.masking.rate))
 
 
 def require_tokens(run: MeasuredRun, rows: np.ndarray):
     """Raises ConfigError if the unmasked tokens of `rows` are too few for a rank."""
-    unmasked, width = count_unmasked(run, rows), run.experiment.model.width
+    unmasked, width = count_unmasked(run, rows), run.experiment.encoder.width
     least = ranks.LEAST_PER_DIMENSION * width
     if unmasked < least:
         text_flag = "--gin.Corpus.text_files" if run.training else "--text"
@@ -182,12 +187,14 @@ def measure(run: MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int
     """
     experiment, training = run.experiment, run.training
     unmasked = count_unmasked(run, rows)
-    possible_sets = count_sets(sets, len(rows), unmasked, experiment.model.width)
+    possible_sets = count_sets(sets, len(rows), unmasked, experiment.encoder.width)
     if possible_sets < sets:
         print(f"{run.name}: {possible_sets} disjoint sets of tokens instead of {sets}")
     measure_batch = _compile(run)
     moments_by_set = _measure_sets(run, measure_batch, rows, possible_sets, seed)
-    layers = tqdm.trange(experiment.model.layers + 1, unit="layer", desc="eigenvalues", leave=False)
+    layers = tqdm.trange(
+        experiment.encoder.layers + 1, unit="layer", desc="eigenvalues", leave=False
+    )
     lines = metrics.read(run.path) if training else []
     return {
         "name": run.name,
@@ -195,9 +202,12 @@ def measure(run: MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int
         "step": run.step,
         "started_from": started_from(experiment),
         "started_step": source.read_record(run.path, source.INPUTS).get("start_step"),
-        "model": dataclasses.asdict(experiment.model),
-        "masking": dataclasses.asdict(training.masking) if training else None,
-        "measured_masking": dataclasses.asdict(experiment.evaluated.masking),
+        "encoder": dataclasses.asdict(experiment.encoder),
+        "decoder": dataclasses.asdict(experiment.decoder) if experiment.decoder else None,
+        "objective": training.objective.title if training else None,
+        "delta": training.objective.encoder_mask_fraction if training else None,
+        "masking": dataclasses.asdict(training.objective.masking) if training else None,
+        "measured_masking": dataclasses.asdict(experiment.evaluated.objective.masking),
         "vocabulary": run.vocabulary.fingerprint[:12],
         "rows": len(rows),
         "length": int(rows.shape[1]),
@@ -266,7 +276,7 @@ def measure_steps(
     Returns:
         For each checkpoint {"step": its step, kind of tokens: its ranks}, ready for JSON.
     """
-    measure_batch = _compile(run, layers=(run.experiment.model.layers,))
+    measure_batch = _compile(run, layers=(run.experiment.encoder.layers,))
     result = []
     for step in checkpoint.all_steps(run.path):
         if step not in checkpoint.all_steps(run.path):
@@ -277,7 +287,7 @@ def measure_steps(
         for kind in (*moments.TOKEN_KINDS, "all"):
             for large in ("spectrum", "centred_spectrum"):
                 described[kind].pop(large, None)
-        result.append(described | {"step": step, "layer": run.experiment.model.layers})
+        result.append(described | {"step": step, "layer": run.experiment.encoder.layers})
     return result
 
 

@@ -12,7 +12,7 @@ from maelm_jax.data import vocabularies
 from maelm_jax.encoders import layouts
 from maelm_jax.encoders.source import EncoderSource
 
-# Settings of a rotary encoder without weights that a run may raise, to read longer rows.
+# Settings of a rotary encoder that a run may raise, to read longer rows. No weight depends on them.
 RAISED = ("max_positions", "rotary_theta")
 TABLES = ("encoder/position_embedding", "decoder/position_embedding")
 
@@ -44,14 +44,14 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
         ConfigError: The decoder's width does not fit the encoder's heads, or the encoder cannot
             read the run's rows: they are too long, or of another vocabulary.
     """
-    model, settings = experiment.model, encoder_source.settings
-    fields = config.field_names(config.Model, part="encoder")
-    if model.decoder_layers and settings["decoder_layers"] and model.has_plain_decoder:
-        fields += config.field_names(config.Model, part="decoder")
-    adopted = {name: value for name, value in settings.items() if name in fields}
+    own, decoder, settings = experiment.encoder, experiment.decoder, encoder_source.settings
+    if decoder and decoder.is_plain and encoder_source.decoder:
+        decoder = encoder_source.decoder
+    adopted = dict(settings)
     length, is_rotary = experiment.corpus.sequence_length, adopted["positions"] == "rotary"
     if is_rotary:
-        adopted = keep_raised(adopted, model) | {"decoder_relative_bias": False}
+        adopted = keep_raised(adopted, own)
+        decoder = decoder and dataclasses.replace(decoder, relative_bias=False)
     else:
         adopted["max_positions"] = max(adopted["max_positions"], length)
         is_reference = adopted.get("relative_buckets") == "reference"
@@ -62,12 +62,17 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
                 "it to that"
             )
     changes = [
-        f"Model.{name}: {getattr(model, name)!r} -> {value!r}"
+        f"Encoder.{name}: {getattr(own, name)!r} -> {value!r}"
         for name, value in adopted.items()
-        if getattr(model, name) != value
+        if getattr(own, name) != value
     ]
     changes += [
-        f"Model.{name} stays {adopted[name]!r}, instead of {settings[name]!r}"
+        f"Decoder.{name}: {value!r} -> {getattr(decoder, name)!r}"
+        for name, value in (dataclasses.asdict(experiment.decoder) if decoder else {}).items()
+        if getattr(decoder, name) != value
+    ]
+    changes += [
+        f"Encoder.{name} stays {adopted[name]!r}, instead of {settings[name]!r}"
         for name in RAISED
         if is_rotary and adopted[name] != settings[name]
     ]
@@ -79,24 +84,28 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
         changes.append(f"Vocabulary.file: None -> {encoder_source.vocabulary!r}")
     elif encoder_source.vocabulary:
         encoder_source.check_vocabulary(vocabularies.load(vocabulary.file))
-    model = dataclasses.replace(model, **adopted)
-    model.check_decoder_width()
-    if length > model.max_positions:
+    encoder = dataclasses.replace(own, **adopted)
+    if decoder:
+        decoder.check_fit(encoder)
+    if length > encoder.max_positions:
         raise config.ConfigError(
-            f"Corpus.sequence_length {length} is longer than the {model.max_positions} positions "
-            f"of {encoder_source.path}: lower it, or set Model.max_positions={length}"
+            f"Corpus.sequence_length {length} is longer than the {encoder.max_positions} positions "
+            f"of {encoder_source.path}: lower it, or set Encoder.max_positions={length}"
         )
-    return Adopted(dataclasses.replace(experiment, model=model, vocabulary=vocabulary), changes)
+    adapted = dataclasses.replace(
+        experiment, encoder=encoder, decoder=decoder, vocabulary=vocabulary
+    )
+    return Adopted(adapted, changes)
 
 
-def keep_raised(encoder: dict[str, typing.Any], model: config.Model) -> dict[str, typing.Any]:
-    """Returns the settings of an encoder with those that are larger in the run's model.
+def keep_raised(settings: dict[str, typing.Any], own: config.Encoder) -> dict[str, typing.Any]:
+    """Returns the settings of an encoder with those that are larger in the run's own.
 
-    `encoder` is {field of config.Model: value} that a run takes over. RAISED of `model`, the run's
-    own settings, count if the encoder has rotary positions.
+    `settings` is {field of config.Encoder: value} that a run takes over. RAISED of `own` count if
+    the encoder has rotary positions.
     """
-    names = RAISED if encoder.get("positions") == "rotary" else ()
-    return encoder | {name: max(encoder[name], getattr(model, name)) for name in names}
+    names = RAISED if settings.get("positions") == "rotary" else ()
+    return settings | {name: max(settings[name], getattr(own, name)) for name in names}
 
 
 def repeat_positions(values: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:

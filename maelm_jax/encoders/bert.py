@@ -72,9 +72,8 @@ DISTILBERT = family.Family(
         "heads": "n_heads",
         "feed_forward": "hidden_dim",
         "max_positions": family.POSITIONS,
-        "dropout": "dropout",
-        "attention_dropout": "attention_dropout",
     },
+    dropout={"hidden": "dropout", "attention": "attention_dropout"},
     fixed=layouts.BERT_LAYERS
     | {"relative_buckets": "none", "token_types": 0, "layer_norm_eps": 1e-12},
     defaults={"pad_token_id": 0},

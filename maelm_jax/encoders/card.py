@@ -121,13 +121,13 @@ def render(
 
     `verification` has the comparisons with JAX, or says why there were none.
     """
-    model, vocabulary = encoder.model, encoder.vocabulary
+    own, vocabulary = encoder.model.encoder, encoder.vocabulary
     is_pretraining = source.experiment is not None and not source.results
-    is_mae_lm = is_pretraining and model.decoder_layers > 0
+    is_mae_lm = is_pretraining and encoder.model.decoder is not None
     rows = {
-        "architecture": f"{written.architecture}: {model.layers} layers of width {model.width}, "
-        f"{model.heads} heads, feed-forward {model.feed_forward}, {model.positions} positions, "
-        f"relative buckets {model.relative_buckets}",
+        "architecture": f"{written.architecture}: {own.layers} layers of width {own.width}, "
+        f"{own.heads} heads, feed-forward {own.feed_forward}, {own.positions} positions, "
+        f"relative buckets {own.relative_buckets}",
         "parameters": f"{written.parameters:,} in this folder",
         "longest input": f"{encoder.length} tokens",
     }
@@ -167,29 +167,27 @@ def render(
 def _describe_pretraining(source: EncoderSource) -> dict[str, str]:
     """Returns the table entries of a pretraining run: {name: text}."""
     experiment = source.experiment
-    run, corpus, masking = experiment.run, experiment.corpus, experiment.masking
-    decoder_layers = experiment.model.decoder_layers
+    run, corpus, objective = experiment.run, experiment.corpus, experiment.objective
+    masking = objective.masking
+    heldout_rate = experiment.evaluated.objective.masking.rate
     started = run.continue_from or run.init_from
-    objective = "between MAE-LM and masked language modelling"
-    if decoder_layers == 0:
-        objective = "masked language modelling (MLM)"
-    elif masking.encoder_mask_fraction == 0:
-        objective = "MAE-LM (arXiv 2302.02060)"
     lines = [line for line in metrics.read(source.path) if line["step"] <= source.step]
     trained = [line for line in lines if "loss" in line][-1:]
     evaluated = [line for line in lines if "eval_loss" in line][-1:]
     losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in trained]
     losses += [
-        f"held-out, at mask rate {experiment.evaluated.masking.rate:g}, {line['eval_loss']:.4f} "
+        f"held-out, at mask rate {heldout_rate:g}, {line['eval_loss']:.4f} "
         f"with accuracy {line['eval_accuracy']:.3f} (step {line['step']})"
         for line in evaluated
     ]
     decoder = "There is no decoder"
-    if decoder_layers:
-        decoder = f"A decoder of {decoder_layers} layer(s), not of the encoder, puts [MASK] back"
+    if experiment.decoder:
+        layers = experiment.decoder.layers
+        decoder = f"A decoder of {layers} layer(s), not of the encoder, puts [MASK] back"
     return {
-        "objective": f"{objective}: {masking.rate:.0%} of the tokens are masked, by "
-        f"{masking.unit}. {masking.encoder_mask_fraction:.0%} of these are in the encoder's input, "
+        "objective": f"{objective.title}: {masking.rate:.0%} of the tokens are masked, by "
+        f"{masking.unit}. {objective.encoder_mask_fraction:.0%} of these are in the encoder's "
+        "input, "
         f"where {masking.random_fraction:.0%} become random tokens and "
         f"{masking.keep_fraction:.0%} stay. {decoder}",
         "corpus": "; ".join(f"`{name}` {rate:.0%}" for name, rate in corpus.rates.items()),

@@ -3,6 +3,7 @@
 It is beside the weights of the encoder. transformers does not read it.
 """
 
+import dataclasses
 import json
 import pathlib
 import typing
@@ -21,14 +22,12 @@ class DecoderSettings(typing.NamedTuple):
     """What the file says beside its tensors.
 
     Attributes:
-        model: {field of config.Model: value} of the decoder.
-        mask_fraction: The share of the masked positions at which the encoder read `<mask>`.
-        renumber: `Masking.renumber` of the pretraining.
+        decoder: The decoder.
+        objective: What the encoder read of the masked positions.
     """
 
-    model: dict[str, typing.Any]
-    mask_fraction: float
-    renumber: bool
+    decoder: config.Decoder
+    objective: config.Objective
 
 
 def write(folder: pathlib.Path, encoder: "Encoder", dtype: str):
@@ -39,10 +38,13 @@ def write(folder: pathlib.Path, encoder: "Encoder", dtype: str):
     tensors = {path: value for path, value in encoder.params.items() if path.startswith(MODULES)}
     if not any(path.startswith("decoder/") for path in tensors):
         return
-    fields = config.field_names(config.Model, part="decoder")
-    model = {name: getattr(encoder.model, name) for name in fields}
-    settings = DecoderSettings(model, encoder.mask_fraction, encoder.renumber)
-    content = json.dumps(settings._asdict())
+    content = json.dumps(
+        {
+            "decoder": dataclasses.asdict(encoder.model.decoder),
+            "mask_fraction": encoder.objective.visible_mask_fraction,
+            "renumber": encoder.objective.masking.renumber,
+        }
+    )
     weight_files.write_safetensors(folder / FILE, tensors, dtype, settings=content)
 
 
@@ -59,4 +61,11 @@ def read_settings(folder: pathlib.Path) -> DecoderSettings | None:
         storage.reading(folder / FILE),
         safetensors.safe_open(folder / FILE, framework="np") as file,
     ):
-        return DecoderSettings(**json.loads(file.metadata()["settings"]))
+        content = json.loads(file.metadata()["settings"])
+        if older := content.get("model"):  # of exports until November 2026
+            content["decoder"] = {
+                name.removeprefix("decoder_"): value for name, value in older.items()
+            }
+        masking = config.Masking(renumber=content["renumber"])
+        objective = config.Objective.between(content["mask_fraction"], masking)
+        return DecoderSettings(config.Decoder(**content["decoder"]), objective)

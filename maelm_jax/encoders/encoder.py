@@ -43,10 +43,8 @@ class Encoder:
         step: The step of a workdir's checkpoint; None for every other source.
         module_files: The modules of sentence-transformers that came with the encoder. `encode`
             does not use them. `save_pretrained` writes them.
-        mask_fraction: The share of masked positions at which the encoder read `<mask>` in
-            pretraining: 0 in MAE-LM, 1 in MLM. `encode` does not use it.
-        renumber: Whether positions counted only the tokens that the encoder read, as
-            `Masking.renumber` has it. `encode` does not use it.
+        objective: What the encoder read of the masked tokens in pretraining. `encode` does not use
+            it.
     """
 
     params: dict[str, np.ndarray]
@@ -56,15 +54,14 @@ class Encoder:
     head: family.FineTunedHead | None = None
     step: int | None = None
     module_files: dict[str, bytes] = dataclasses.field(default_factory=dict)
-    mask_fraction: float = 0.0
-    renumber: bool = False
+    objective: config.Objective = dataclasses.field(default_factory=config.Objective)
 
     def __repr__(self):
-        model = self.model
+        own = self.model.encoder
         count = sum(value.size for value in self.params.values())
         step = "" if self.step is None else f", step {self.step}"
         return (
-            f"Encoder({model.layers} layers of width {model.width}, {count:,} parameters, "
+            f"Encoder({own.layers} layers of width {own.width}, {count:,} parameters, "
             f"{self.vocabulary.size:,} ids, inputs up to {self.length} tokens{step})"
         )
 
@@ -86,8 +83,7 @@ class Encoder:
             family.find_head(params, found.results),
             found.step,
             source.read_module_files(found.path),
-            found.mask_fraction,
-            found.renumber,
+            found.objective,
         )
 
     def round_weights(self) -> "Encoder":
@@ -143,7 +139,7 @@ class Encoder:
         if pooling not in typing.get_args(Pooling):
             raise config.ConfigError(f"pooling must be 'mean' or 'first', got {pooling!r}")
         rows = self.add_ends(encoded)
-        vectors = np.zeros((len(rows), self.model.width), np.float32)
+        vectors = np.zeros((len(rows), self.model.encoder.width), np.float32)
         is_short = len(rows) <= 1000
         interval = 0.5 if sys.stderr.isatty() else 30.0
         with tqdm.tqdm(
@@ -187,7 +183,7 @@ class Encoder:
         """Predicts the tokens that stand at `[MASK]` or `<mask>` in texts.
 
         With MAE-LM the encoder reads the other tokens only, and the decoder predicts. The encoder
-        reads the masks if it read more than half of them in pretraining (`mask_fraction`). All
+        reads the masks if it read more than half of them in pretraining (`objective`). All
         masks of a text are predicted at once, from its other tokens.
 
         Args:
@@ -251,7 +247,7 @@ class Encoder:
 
     def check_predicts(self, name: str = "this encoder"):
         """Raises ConfigError without a prediction head, or without the decoder that it reads."""
-        needed = {"head", "decoder"} if self.model.decoder_layers else {"head"}
+        needed = {"head", "decoder"} if self.model.decoder else {"head"}
         modules = {path.split("/")[0] for path in self.params}
         if missing := " and no ".join(sorted(needed - modules)):
             raise config.ConfigError(
@@ -319,7 +315,7 @@ class Encoder:
     @property
     def reads_masks(self) -> bool:
         """Whether the encoder reads `<mask>` at the tokens that are predicted."""
-        return self.mask_fraction > 0.5
+        return self.objective.visible_mask_fraction > 0.5
 
     @functools.cached_property
     def compute_logits(self) -> collections.abc.Callable[..., jax.Array]:
@@ -340,7 +336,7 @@ class Encoder:
                 masked_visible,
                 budget,
                 self.vocabulary.mask,
-                self.renumber,
+                self.objective.masking.renumber,
             )
             with attention.trace_for_one_device():
                 return maelm.apply(graph, params)(inputs)

@@ -37,15 +37,15 @@ class Written(typing.NamedTuple):
 def check_format(format: str, encoder: "Encoder", path: str):
     """Raises ConfigError if the format cannot hold the encoder that was read from `path`."""
     if format == "huggingface":
-        families.require_stock_family(encoder.model, encoder.vocabulary.special)
+        families.require_stock_family(encoder.model.encoder, encoder.vocabulary.special)
         return
     weight_files.require_torch("--format=reference")
     size = encoder.vocabulary.size
     published.check_special_ids(encoder.vocabulary.special, size, "the vocabulary")
     misfits = published.list_misfits(encoder.model)
-    if encoder.model.decoder_layers and encoder.mask_fraction:
-        misfits.append("Masking.encoder_mask_fraction is not 0")
-    if encoder.renumber:
+    if encoder.model.decoder and encoder.objective.visible_mask_fraction:
+        misfits.append(f"Objective.name is {encoder.objective.name!r}")
+    if encoder.objective.masking.renumber:
         misfits.append("Masking.renumber is True")
     if encoder.head:
         misfits.append("it has the head of a fine-tuned run")
@@ -68,7 +68,7 @@ def write(format: str, folder: pathlib.Path, encoder: "Encoder", dtype: str = "f
             folder / "model.pt", encoder.params, encoder.model, size, encoder.length
         )
         return Written("the reference's layout", parameters)
-    pair = families.choose_pair_format(encoder.model)
+    pair = families.choose_pair_format(encoder.model.encoder)
     try:
         tokenizer.write(folder, encoder.vocabulary, encoder.length, pair)
     except tokenizer.NoEqual as error:
@@ -92,11 +92,11 @@ def _write_stock_model(folder: pathlib.Path, encoder: "Encoder", dtype: str) -> 
     """
     params, model, head = encoder.params, encoder.model, encoder.head
     special, size = encoder.vocabulary.special, encoder.vocabulary.size
-    family = families.require_stock_family(model, special)
-    reads_encoder = model.decoder_layers == 0 and "head/bias" in params
+    family = families.require_stock_family(model.encoder, special)
+    reads_encoder = not model.decoder and "head/bias" in params
     ending = head.task_class if head else "ForMaskedLM" if reads_encoder else "Model"
     prefix = "" if ending == "Model" else family.prefix
-    mappings = family.encoder_mappings(model, special.pad, prefix)
+    mappings = family.encoder_mappings(model.encoder, special.pad, prefix)
     if head:
         mappings += family.task_head_mappings(head.task_class)
     elif reads_encoder:
@@ -104,7 +104,7 @@ def _write_stock_model(folder: pathlib.Path, encoder: "Encoder", dtype: str) -> 
     if "pooler/kernel" in params and not head:
         mappings += family.pooler_mappings(prefix)
     tensors = layouts.export_tensors(params, mappings, size)
-    tensors |= family.added_tensors(model, prefix)
+    tensors |= family.added_tensors(model.encoder, prefix)
     content = {
         "architectures": [family.class_name + ending],
         **family.make_entries(model, special, size),

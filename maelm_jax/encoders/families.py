@@ -14,34 +14,34 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def choose_family(model: config.Model) -> Family:
-    """Returns the family whose sentence pairs and heads the model has.
+def choose_family(encoder: config.Encoder) -> Family:
+    """Returns the family whose sentence pairs and heads the encoder has.
 
-    It is `Model.family`, or else the first family that computes the encoder. An encoder that no
+    It is `Encoder.family`, or else the first family that computes the encoder. An encoder that no
     stock model computes (reference buckets) is treated as MPNet.
     """
-    first = "bert" if model.token_types > 1 else "roberta"
-    if model.relative_buckets != "none":
+    first = "bert" if encoder.token_types > 1 else "roberta"
+    if encoder.relative_buckets != "none":
         first = "mpnet"
-    if model.positions == "rotary":
+    if encoder.positions == "rotary":
         first = "modernbert"
-    return FAMILIES[model.family or first]
+    return FAMILIES[encoder.family or first]
 
 
-def choose_pair_format(model: config.Model) -> PairFormat:
+def choose_pair_format(encoder: config.Encoder) -> PairFormat:
     """Returns how the encoder reads two sentences. Without a table of types, all is of type 0."""
-    pair = choose_family(model).pair
-    return pair._replace(has_types=pair.has_types and model.token_types > 1)
+    pair = choose_family(encoder).pair
+    return pair._replace(has_types=pair.has_types and encoder.token_types > 1)
 
 
-def require_stock_family(model: config.Model, special: config.SpecialIds) -> Family:
-    """Returns the family whose stock models compute the encoder of `model`.
+def require_stock_family(encoder: config.Encoder, special: config.SpecialIds) -> Family:
+    """Returns the family whose stock models compute the encoder.
 
     Raises:
         ConfigError: There is none.
     """
-    family = choose_family(model)
-    if misfits := family.find_misfits(model, special):
+    family = choose_family(encoder)
+    if misfits := family.find_misfits(encoder, special):
         raise config.ConfigError(
             f"the stock {family.class_name} does not compute this encoder ({'; '.join(misfits)}). "
             "Train with the settings of a family in docs/encoders.md"

@@ -39,7 +39,7 @@ BERT_PARTS = layouts.part_names(
 )
 
 
-# {field of config.Model: entry of config.json}.
+# {field of config.Encoder: entry of config.json}.
 BERT_FIELDS = {
     "layers": "num_hidden_layers",
     "width": "hidden_size",
@@ -47,9 +47,9 @@ BERT_FIELDS = {
     "feed_forward": "intermediate_size",
     "max_positions": POSITIONS,
     "layer_norm_eps": "layer_norm_eps",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
 }
+# {field of config.Dropout: entry of config.json}.
+BERT_DROPOUT = {"hidden": "hidden_dropout_prob", "attention": "attention_probs_dropout_prob"}
 BERT_DEFAULTS = {"layer_norm_eps": 1e-12, "pad_token_id": 1}
 BERT_SUPPORTED = {
     "hidden_act": "gelu",
@@ -215,8 +215,9 @@ class Family:
         pooler: The name of the linear map of a pooler that is kept beside the encoder, or None.
         classifier_names: {linear map of a classifier here: its name in the stock classifier}.
         classifier: What its classifiers compute.
-        fields: {field of config.Model: entry of config.json}.
-        fixed: {field of config.Model: the only value with which the stock class computes it}.
+        fields: {field of config.Encoder: entry of config.json}.
+        dropout: {field of config.Dropout: entry of config.json}.
+        fixed: {field of config.Encoder: the only value with which the stock class computes it}.
         equal: {entry of config.json: the entry that it must equal}.
         defaults: The stock class's values of entries that an old config.json leaves out.
         supported: {entry of config.json: the only value with which the stock class computes the
@@ -239,6 +240,7 @@ class Family:
     )
     classifier: ClassifierStyle = dataclasses.field(default_factory=ClassifierStyle)
     fields: dict[str, str] = dataclasses.field(default_factory=lambda: BERT_FIELDS)
+    dropout: dict[str, str] = dataclasses.field(default_factory=lambda: BERT_DROPOUT)
     fixed: dict[str, typing.Any]
     equal: dict[str, str] = dataclasses.field(default_factory=dict)
     defaults: dict[str, typing.Any] = dataclasses.field(default_factory=lambda: BERT_DEFAULTS)
@@ -248,10 +250,10 @@ class Family:
 
     # Settings
 
-    def find_misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
-        """Returns the reasons why no stock model of the family computes the encoder of `model`."""
+    def find_misfits(self, encoder: config.Encoder, special: config.SpecialIds) -> list[str]:
+        """Returns the reasons why no stock model of the family computes the encoder."""
         pad = self.supported.get("pad_token_id", special.pad)
-        misfits = layouts.list_misfits(model, self.fixed)
+        misfits = layouts.list_misfits(encoder, self.fixed)
         if special.pad != pad:
             misfits.append(f"the id of <pad> is {special.pad}, not {pad}")
         return misfits
@@ -269,11 +271,17 @@ class Family:
         ]
 
     def read_settings(self, content: dict[str, typing.Any]) -> dict[str, typing.Any]:
-        """Returns the fields of config.Model that the content of a config.json determines."""
+        """Returns the fields of config.Encoder that the content of a config.json determines."""
         entries = self.defaults | content
         stated = {field: entries[name] for field, name in self.fields.items()}
         stated["max_positions"] -= self.count_unused_positions(entries["pad_token_id"])
         return {"family": self.model_type, **self.fixed, **stated}
+
+    def read_dropout(self, content: dict[str, typing.Any]) -> config.Dropout:
+        """Returns the dropout that the content of a config.json states, else the default here."""
+        entries = self.defaults | content
+        stated = {field: name for field, name in self.dropout.items() if name in entries}
+        return config.Dropout(**{field: float(entries[name]) for field, name in stated.items()})
 
     def make_entries(
         self, model: config.Model, special: config.SpecialIds, vocabulary_size: int
@@ -283,16 +291,17 @@ class Family:
             **self.supported,
             "model_type": self.model_type,
             "vocab_size": vocabulary_size,
-            **{entry: getattr(model, field) for field, entry in self.fields.items()},
-            POSITIONS: model.max_positions + self.count_unused_positions(special.pad),
-            "initializer_range": model.init_std,
+            **{entry: getattr(model.encoder, field) for field, entry in self.fields.items()},
+            **{entry: getattr(model.dropout, field) for field, entry in self.dropout.items()},
+            POSITIONS: model.encoder.max_positions + self.count_unused_positions(special.pad),
+            "initializer_range": model.init.std,
             "bos_token_id": special.bos,
             "pad_token_id": special.pad,
             "eos_token_id": special.eos,
             "dtype": "float32",
         }
         if "token_types" in self.fields:
-            entries[self.fields["token_types"]] = max(model.token_types, 1)
+            entries[self.fields["token_types"]] = max(model.encoder.token_types, 1)
         return entries | {name: entries[other] for name, other in self.equal.items()}
 
     def count_unused_positions(self, pad: int) -> int:
@@ -301,7 +310,9 @@ class Family:
 
     # Tensors
 
-    def encoder_mappings(self, model: config.Model, pad: int, prefix: str) -> list[TensorMapping]:
+    def encoder_mappings(
+        self, encoder: config.Encoder, pad: int, prefix: str
+    ) -> list[TensorMapping]:
         """Returns the mappings of the encoder. `prefix` begins the names of its stock tensors."""
         embeddings = f"{prefix}embeddings."
         mappings = [
@@ -312,20 +323,20 @@ class Family:
                 offset=self.count_unused_positions(pad),
             ),
             *layouts.norm(f"{embeddings}LayerNorm", "encoder/norm"),
-            *layouts.blocks(prefix + self.layers_name, "encoder", model.layers, self.part_names),
+            *layouts.blocks(prefix + self.layers_name, "encoder", encoder.layers, self.part_names),
         ]
-        if model.token_types:
+        if encoder.token_types:
             mappings.append(TensorMapping(prefix + TYPES, "encoder/token_type_embedding"))
-        if model.relative_buckets != "none":
+        if encoder.relative_buckets != "none":
             name = f"{prefix}encoder.relative_attention_bias.weight"
             mappings.append(TensorMapping(name, "encoder/relative_bias/table"))
         return mappings
 
-    def added_tensors(self, model: config.Model, prefix: str) -> dict[str, np.ndarray]:
+    def added_tensors(self, encoder: config.Encoder, prefix: str) -> dict[str, np.ndarray]:
         """Returns the stock tensors that have no parameter here: a table of one type of zeros."""
-        if model.token_types or "token_types" not in self.fields:
+        if encoder.token_types or "token_types" not in self.fields:
             return {}
-        return {prefix + TYPES: np.zeros((1, model.width), np.float32)}
+        return {prefix + TYPES: np.zeros((1, encoder.width), np.float32)}
 
     def pooler_mappings(self, prefix: str) -> list[TensorMapping]:
         """Returns the mappings of a pooler that is kept beside the encoder."""
@@ -354,7 +365,7 @@ class Family:
     def import_params(
         self,
         tensors: layouts.Tensors,
-        model: config.Model,
+        encoder: config.Encoder,
         pad: int,
         shapes: layouts.Shapes,
         folder: str,
@@ -371,11 +382,11 @@ class Family:
             ConfigError: As `layouts.import_tensors`. `folder` begins the message.
         """
         prefix = self.prefix if any(name.startswith(self.prefix) for name in tensors) else ""
-        mappings, tied = self.encoder_mappings(model, pad, prefix), {}
+        mappings, tied = self.encoder_mappings(encoder, pad, prefix), {}
         pooler = self.pooler_mappings(prefix)
         if any(mapping.name in tensors for mapping in pooler):
             mappings += pooler
-            size = model.width
+            size = encoder.width
             shapes = shapes | {"pooler/kernel": (size, size), "pooler/bias": (size,)}
         if self.language_head.bias in tensors:  # other heads have some of its other names, too
             mappings += self.language_model_mappings()

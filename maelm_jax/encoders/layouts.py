@@ -18,7 +18,7 @@ VOCABULARY = ("encoder/token_embedding", "head/bias")
 MOST_FAULTS = 8  # that one error message names
 Tensors = collections.abc.Mapping[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]  # {parameter path: shape}
-# The settings of config.Model that make its layers BERT's.
+# The settings of config.Encoder that make its layers BERT's.
 BERT_LAYERS = {
     "normalization": "post",
     "positions": "learned",
@@ -39,12 +39,12 @@ PARTS = (
 )
 
 
-def list_misfits(model: config.Model, fixed: dict[str, typing.Any]) -> list[str]:
-    """Returns the settings of a model that differ from `fixed` {field of config.Model: value}."""
+def list_misfits(settings: config.Settings, fixed: dict[str, typing.Any]) -> list[str]:
+    """Returns the settings of a section that differ from `fixed` {field: value}."""
     return [
-        f"Model.{name} is {getattr(model, name)!r}, not {value!r}"
+        f"{type(settings).__name__}.{name} is {getattr(settings, name)!r}, not {value!r}"
         for name, value in fixed.items()
-        if getattr(model, name) != value
+        if getattr(settings, name) != value
     ]
 
 

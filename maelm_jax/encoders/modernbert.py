@@ -53,36 +53,39 @@ class ModernBert(family.Family):
         self, model: config.Model, special: config.SpecialIds, vocabulary_size: int
     ) -> dict[str, typing.Any]:
         """Returns the content of config.json, also as earlier versions of transformers spell it."""
-        thetas, period = {GLOBAL: model.rotary_theta, LOCAL: model.rotary_theta}, 1
-        if model.local_attention:
-            thetas[LOCAL], period = model.local_rotary_theta, model.global_every
+        own = model.encoder
+        thetas, period = {GLOBAL: own.rotary_theta, LOCAL: own.rotary_theta}, 1
+        if own.local_attention:
+            thetas[LOCAL], period = own.local_rotary_theta, own.global_every
         entries = super().make_entries(model, special, vocabulary_size) | {
             "cls_token_id": special.bos,
             "sep_token_id": special.eos,
             "classifier_pooling": "mean",  # as in the published checkpoints
-            "embedding_dropout": model.dropout,
-            "classifier_dropout": model.dropout,
+            "embedding_dropout": model.dropout.hidden,
+            "classifier_dropout": model.dropout.hidden,
             "global_attn_every_n_layers": period,
-            "layer_types": _types(model.layers, period),
+            "layer_types": _types(own.layers, period),
             "rope_parameters": {
                 kind: {"rope_type": "default", "rope_theta": theta}
                 for kind, theta in thetas.items()
             },
             **{OLDER_THETA[kind]: theta for kind, theta in thetas.items()},
         }
-        window = {"local_attention": model.local_attention} if model.local_attention else {}
+        window = {"local_attention": own.local_attention} if own.local_attention else {}
         return entries | window
 
-    def encoder_mappings(self, model: config.Model, pad: int, prefix: str) -> list[TensorMapping]:
+    def encoder_mappings(
+        self, encoder: config.Encoder, pad: int, prefix: str
+    ) -> list[TensorMapping]:
         mappings = [
             TensorMapping(prefix + self.token_table, "encoder/token_embedding"),
             TensorMapping(f"{prefix}embeddings.norm.weight", "encoder/norm/scale"),
         ]
-        for layer in range(model.layers):
+        for layer in range(encoder.layers):
             mappings += _layer_mappings(f"{prefix}layers.{layer}.", layer)
         # A LayerNorm has the name of the part before it here, and of the part after it there.
         path = "encoder/blocks/feed_forward_norm/scale"
-        names = [f"layers.{layer}.attn_norm" for layer in range(1, model.layers)] + ["final_norm"]
+        names = [f"layers.{layer}.attn_norm" for layer in range(1, encoder.layers)] + ["final_norm"]
         for layer, name in enumerate(names):
             mappings.append(TensorMapping(f"{prefix}{name}.weight", path, layer))
         return mappings
@@ -169,9 +172,8 @@ MODERNBERT = ModernBert(
         "feed_forward": "intermediate_size",
         "max_positions": family.POSITIONS,
         "layer_norm_eps": "norm_eps",
-        "dropout": "mlp_dropout",
-        "attention_dropout": "attention_dropout",
     },
+    dropout={"hidden": "mlp_dropout", "attention": "attention_dropout"},
     fixed={
         "normalization": "pre",
         "positions": "rotary",

@@ -24,7 +24,7 @@ _LAYER = layouts.part_names(
 )
 _ENCODER, _DECODER = "encoder.sentence_encoder.", "gen_decoder.sentence_encoder."
 TOKENS, BUCKETS = _ENCODER + "embed_tokens.weight", _ENCODER + "relative_attention_bias.weight"
-# {field of config.Model: name in the Namespace `args` of a reference checkpoint}.
+# {field of config.Encoder: name in the Namespace `args` of a reference checkpoint}.
 _ARGUMENTS = {
     "layers": "encoder_layers",
     "width": "encoder_embed_dim",
@@ -33,32 +33,26 @@ _ARGUMENTS = {
     "max_positions": "max_positions",
     "num_buckets": "rel_pos_bins",
     "max_distance": "max_rel_pos",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "decoder_layers": "gen_decoder_layers",
 }
-# The settings of every model that the published code computes.
-_FIXED = (
-    layouts.BERT_LAYERS
-    | config.PLAIN_DECODER
-    | {"token_types": 0, "decoder_relative_bias": False, "layer_norm_eps": 1e-5}
-)
+# The settings of every encoder that the published code computes.
+_FIXED = layouts.BERT_LAYERS | {"token_types": 0, "layer_norm_eps": 1e-5}
 # These settings, given after those of any run, make a model that the published code computes.
 CONFIG = "ablations/reference_positions.gin"
 
 
 def _mappings(model: config.Model) -> list[TensorMapping]:
-    head = _head(model.decoder_layers)
+    encoder, decoder = model.encoder, model.decoder
+    head = _head(decoder)
     mappings = [
         TensorMapping(TOKENS, "encoder/token_embedding"),
-        *_stack(_ENCODER, "encoder", model.layers),
+        *_stack(_ENCODER, "encoder", encoder.layers),
         *layouts.linear(head + "dense", "head/dense"),
         *layouts.norm(head + "layer_norm", "head/norm"),
         TensorMapping(head + "bias", "head/bias"),
     ]
-    if model.decoder_layers:
-        mappings += _stack(_DECODER, "decoder", model.decoder_layers)
-    if model.relative_buckets != "none":
+    if decoder:
+        mappings += _stack(_DECODER, "decoder", decoder.layers)
+    if encoder.relative_buckets != "none":
         mappings.append(TensorMapping(BUCKETS, "encoder/relative_bias/table"))
     return mappings
 
@@ -72,14 +66,14 @@ def _stack(prefix: str, module: str, layers: int) -> list[TensorMapping]:
     ]
 
 
-def _head(decoder_layers: int) -> str:
-    return "gen_decoder.lm_head." if decoder_layers else "encoder.lm_head."
+def _head(decoder: config.Decoder | None) -> str:
+    return "gen_decoder.lm_head." if decoder else "encoder.lm_head."
 
 
-def _tied(decoder_layers: int) -> dict[str, str]:
+def _tied(decoder: config.Decoder | None) -> dict[str, str]:
     """Returns {name of a tied copy: name of its original}."""
-    copies = [_head(decoder_layers) + "weight"]
-    if decoder_layers:
+    copies = [_head(decoder) + "weight"]
+    if decoder:
         copies.append(_DECODER + "embed_tokens.weight")
     return dict.fromkeys(copies, TOKENS)
 
@@ -108,9 +102,11 @@ def check_special_ids(special: config.SpecialIds, size: int, vocabulary: str):
 
 def list_misfits(model: config.Model) -> list[str]:
     """Returns the settings with which the reference implementation does not compute `model`."""
-    misfits = layouts.list_misfits(model, _FIXED)
-    if model.relative_buckets == "t5":
-        misfits.append("Model.relative_buckets is 't5', not 'reference' or 'none'")
+    misfits = layouts.list_misfits(model.encoder, _FIXED)
+    if model.encoder.relative_buckets == "t5":
+        misfits.append("Encoder.relative_buckets is 't5', not 'reference' or 'none'")
+    if model.decoder and (not model.decoder.is_plain or model.decoder.relative_bias):
+        misfits.append("the decoder is not the paper's, or has a relative bias")
     return misfits
 
 
@@ -130,24 +126,28 @@ def write(
     Returns:
         The number of parameters written, without the tied copies.
     """
-    args = {name: getattr(model, field) for field, name in _ARGUMENTS.items()}
+    args = {name: getattr(model.encoder, field) for field, name in _ARGUMENTS.items()}
     args |= {
         "arch": "ae",
-        "rel_pos": int(model.relative_buckets != "none"),
+        "dropout": model.dropout.hidden,
+        "attention_dropout": model.dropout.attention,
+        "gen_decoder_layers": model.decoder.layers if model.decoder else 0,
+        "rel_pos": int(model.encoder.relative_buckets != "none"),
         "decoder_rel_pos": 0,
         "tokens_per_sample": length,
     }
     for name in ("embed_dim", "ffn_embed_dim", "attention_heads"):
         args[f"decoder_{name}"] = args[f"encoder_{name}"]
     tensors = to_reference(params, model, vocabulary_size)
-    weight_files.write_pytorch(path, tensors, _tied(model.decoder_layers), args)
+    weight_files.write_pytorch(path, tensors, _tied(model.decoder), args)
     return sum(value.size for value in tensors.values())
 
 
 class Checkpoint(typing.NamedTuple):
     """The content of a checkpoint of the reference implementation."""
 
-    settings: dict[str, typing.Any]  # the fields of config.Model that it determines
+    settings: dict[str, typing.Any]  # the fields of config.Encoder that it determines
+    decoder: config.Decoder | None
     tensors: dict[str, np.ndarray]
     length: int | None  # the longest input, if it is stated
 
@@ -166,20 +166,19 @@ def read(path: str | os.PathLike) -> Checkpoint:
         tensors, args = content["model"], getattr(content.get("args"), "__dict__", {})
         names = {field: _ARGUMENTS[field] for field in ("heads", "max_distance")}
         stated = {field: args[name] for field, name in names.items() if name in args}
-        return Checkpoint(read_settings(tensors) | stated, tensors, args.get("tokens_per_sample"))
+        layers = _count_layers(tensors, _DECODER)
+        return Checkpoint(
+            read_settings(tensors) | stated,
+            config.Decoder(layers=layers) if layers else None,
+            tensors,
+            args.get("tokens_per_sample"),
+        )
 
 
 def read_settings(tensors: layouts.Tensors) -> dict[str, typing.Any]:
-    """Returns the fields of config.Model that the names and shapes of the tensors determine."""
-
-    def count_layers(prefix: str) -> int:
-        start = f"{prefix}layers."
-        return len({name.split(".")[3] for name in tensors if name.startswith(start)})
-
+    """Returns the fields of config.Encoder that the names and shapes of the tensors determine."""
     settings = _FIXED | {
-        "layers": count_layers(_ENCODER),
-        "decoder_layers": count_layers(_DECODER),
-        "decoder_refills_mask": True,
+        "layers": _count_layers(tensors, _ENCODER),
         "width": tensors[TOKENS].shape[1],
         "max_positions": tensors[_ENCODER + "embed_positions.weight"].shape[0],
         "feed_forward": tensors[_ENCODER + "layers.0.fc1.weight"].shape[0],
@@ -191,6 +190,12 @@ def read_settings(tensors: layouts.Tensors) -> dict[str, typing.Any]:
     return settings
 
 
+def _count_layers(tensors: layouts.Tensors, prefix: str) -> int:
+    """Returns the number of layers of the encoder or the decoder."""
+    start = f"{prefix}layers."
+    return len({name.split(".")[3] for name in tensors if name.startswith(start)})
+
+
 def import_params(
     tensors: layouts.Tensors, model: config.Model, shapes: layouts.Shapes, path: str
 ) -> dict[str, np.ndarray]:
@@ -199,5 +204,5 @@ def import_params(
     Raises:
         ConfigError: As `layouts.import_tensors`. `path` names the file in the message.
     """
-    tied = _tied(model.decoder_layers)
+    tied = _tied(model.decoder)
     return layouts.import_tensors(tensors, _mappings(model), shapes, path, tied)

@@ -59,29 +59,29 @@ class EncoderSource:
     Attributes:
         path: The file or folder.
         kind: What it is, in words.
-        settings: The fields of config.Model that the source determines. A stock encoder has no
-            decoder: its `decoder_layers` is 0.
+        settings: {field of config.Encoder: value} of those that the source determines.
+        decoder: The decoder; None if the source has none.
+        objective: What it was pretrained for, and what its encoder read of the masked tokens.
         vocabulary: The path for data.vocabularies.load; None if the source has no vocabulary.
         length: The longest input in tokens, with `<s>` and `</s>`.
         experiment: The settings of a workdir; None for every other source.
         step: The step of a workdir's checkpoint; None for every other source.
         results: The results.json of a fine-tuned run; {} for every other source.
-        mask_fraction: The share of the masked positions at which the encoder read `<mask>` in
-            pretraining: 0 in MAE-LM, 1 in MLM.
-        renumber: `Masking.renumber` of the pretraining.
+        dropout: The dropout that it states.
     """
 
     path: str
     kind: str
     settings: dict[str, typing.Any]
+    decoder: config.Decoder | None
+    objective: config.Objective
     vocabulary: str | None
     length: int
-    mask_fraction: float
     _read_tensors: collections.abc.Callable[[], dict[str, np.ndarray]]
+    dropout: config.Dropout = dataclasses.field(default_factory=config.Dropout)
     experiment: config.Experiment | None = None
     step: int | None = None
     results: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
-    renumber: bool = False
 
     def write_origin(self, workdir: str | os.PathLike):
         """Records this source in the workdir of a run that starts from it, as ORIGIN.
@@ -93,7 +93,7 @@ class EncoderSource:
             "kind": self.kind,
             "step": self.step,
             "length": self.length,
-            "has_decoder": self.settings["decoder_layers"] > 0,
+            "has_decoder": self.decoder is not None,
         }
         storage.write(pathlib.Path(workdir) / ORIGIN, json.dumps(content, indent=1) + "\n")
 
@@ -101,11 +101,14 @@ class EncoderSource:
     def model(self) -> config.Model:
         """The model of the source. What the source leaves open has the value of the defaults."""
         if self.experiment:  # the run may have been trained on another kind of device
-            return dataclasses.replace(self.experiment.model, attention_backend="auto")
-        return _make_model(self.settings, self.path)
+            model = self.experiment.model
+            compute = dataclasses.replace(model.compute, attention_backend="auto")
+            return dataclasses.replace(model, compute=compute)
+        encoder = _make_encoder(self.settings, self.path)
+        return config.Model(encoder, self.decoder, dropout=self.dropout)
 
     def require_bidirectional(self):
-        """Raises ConfigError for a run of `Model.causal`, which is a first phase."""
+        """Raises ConfigError for a run that predicts next tokens, which is a first phase."""
         if self.model.causal:
             raise config.ConfigError(
                 f"{self.path} has a causal encoder, which predicts next tokens. Train it further "
@@ -128,8 +131,7 @@ class EncoderSource:
             ConfigError: Weights are missing, unknown or of the wrong shape. The message lists them.
         """
         params = self._read_tensors()
-        fields = config.field_names(config.Model, part="decoder")
-        if run and any(getattr(run, name) != getattr(self.model, name) for name in fields):
+        if run and run.decoder != self.decoder:
             params = {path: x for path, x in params.items() if not path.startswith("decoder/")}
         if self.vocabulary:
             size, rows = self.loaded_vocabulary.size, len(params["encoder/token_embedding"])
@@ -253,19 +255,19 @@ def find_workdir(path: str, step: int | None) -> EncoderSource:
         _check_shapes(params, _parameter_shapes(experiment.model, size), f"{path}, step {step}")
         return params
 
-    parts = (config.field_names(config.Model, part=part) for part in ("encoder", "decoder"))
+    fields = config.field_names(config.Encoder)
     return EncoderSource(
         path=path,
         kind="workdir",
-        settings={name: getattr(experiment.model, name) for part in parts for name in part},
+        settings={name: getattr(experiment.encoder, name) for name in fields},
+        decoder=experiment.decoder,
+        objective=experiment.objective,
         vocabulary=str(folder / "vocabulary"),
         length=results.get("max_length", length),
-        mask_fraction=experiment.visible_mask_fraction,
         _read_tensors=read_tensors,
         experiment=experiment,
         step=step,
         results=results,
-        renumber=experiment.masking.renumber,
     )
 
 
@@ -280,15 +282,14 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
     stock = families.read_family(content, str(folder))
     tokenizer.check_options(stock, folder)
     settings = stock.read_settings(content)
-    settings |= {"decoder_layers": 0, "decoder_relative_bias": False}
-    model, rows = _make_model(settings, str(folder)), content["vocab_size"]
+    own, rows = _make_encoder(settings, str(folder)), content["vocab_size"]
     decoder = decoder_file.read_settings(folder)
 
     def read_tensors():
         pad = (stock.defaults | content)["pad_token_id"]
         tensors = weight_files.read_folder(folder)
-        shapes = layouts.unpad_shapes(_parameter_shapes(model, rows), rows)
-        params = stock.import_params(tensors, model, pad, shapes, str(folder))
+        shapes = layouts.unpad_shapes(_parameter_shapes(config.Model(own), rows), rows)
+        params = stock.import_params(tensors, own, pad, shapes, str(folder))
         class_name = (content.get("architectures") or ["Model"])[0]
         if not class_name.endswith(("Model", "ForMaskedLM", "BertForPreTraining")):
             print(f"{folder}: the head of {class_name} is ignored")
@@ -300,20 +301,22 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
     return EncoderSource(
         path=str(folder),
         kind=f"{content['model_type']} folder",
-        settings=settings | (decoder.model if decoder else {}),
+        settings=settings,
+        decoder=decoder.decoder if decoder else None,
+        objective=decoder.objective if decoder else config.Objective(name="mlm"),
+        dropout=stock.read_dropout(content),
         vocabulary=tokenizer.choose_vocabulary(
             folder, content.get("pad_token_id") if stock.skips_positions else None
         ),
-        length=tokenizer.read_longest_input(folder, model.max_positions),
-        mask_fraction=decoder.mask_fraction if decoder else 1.0,
+        length=tokenizer.read_longest_input(folder, own.max_positions),
         _read_tensors=read_tensors,
-        renumber=decoder.renumber if decoder else False,
     )
 
 
 def _find_published(file: pathlib.Path, vocabulary: str | None) -> EncoderSource:
     stored = published.read(file)
-    model, rows = _make_model(stored.settings, str(file)), len(stored.tensors[published.TOKENS])
+    own, rows = _make_encoder(stored.settings, str(file)), len(stored.tensors[published.TOKENS])
+    model = config.Model(own, stored.decoder)
     if vocabulary is not None:
         loaded = vocabularies.load(vocabulary)
         published.check_special_ids(loaded.special, loaded.size, vocabulary)
@@ -326,19 +329,20 @@ def _find_published(file: pathlib.Path, vocabulary: str | None) -> EncoderSource
         path=str(file),
         kind="checkpoint of the reference",
         settings=stored.settings,
+        decoder=stored.decoder,
+        objective=config.Objective(name="mae_lm" if stored.decoder else "mlm"),
         vocabulary=vocabulary,
-        length=min(stored.length or model.max_positions, model.max_positions),
-        mask_fraction=0.0 if model.decoder_layers else 1.0,
+        length=min(stored.length or own.max_positions, own.max_positions),
         _read_tensors=read_tensors,
     )
 
 
-def _make_model(settings: dict[str, typing.Any], path: str) -> config.Model:
-    """Returns the model with these settings. Raises ConfigError if no model can have them.
+def _make_encoder(settings: dict[str, typing.Any], path: str) -> config.Encoder:
+    """Returns the encoder with these settings. Raises ConfigError if none can have them.
 
     A checkpoint of the published code may leave the number of heads and the largest distance open.
     """
-    default = config.Model().without_decoder
+    default = config.Encoder()
     unstated = {"max_distance": max(default.max_distance, settings.get("num_buckets", 0))}
     if "heads" not in settings:
         unstated["heads"] = default.heads if settings["width"] % default.heads == 0 else 1

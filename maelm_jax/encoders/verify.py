@@ -45,7 +45,7 @@ def verify(format: str, folder: pathlib.Path, encoder: Encoder) -> list[Report]:
         RunError: The folder does not compute what JAX computes.
     """
     encoder = dataclasses.replace(
-        encoder, model=dataclasses.replace(encoder.model, dtype="float32")
+        encoder, model=dataclasses.replace(encoder.model, compute=config.Compute())
     )
     if format == "huggingface":
         return _verify_stock(folder, encoder)
@@ -89,7 +89,7 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
     transformers.utils.logging.disable_progress_bar()
     if (folder / "tokenizer.json").is_file():
         _compare_tokenizer(folder, encoder)
-    length, pad = min(encoder.model.max_positions, LONGEST_LINE), encoder.vocabulary.pad
+    length, pad = min(encoder.model.encoder.max_positions, LONGEST_LINE), encoder.vocabulary.pad
     encoded = encoder.vocabulary.encode_batch(sample_texts())
     rows = dataclasses.replace(encoder, length=length).add_ends(encoded)
     stock = transformers.AutoModel.from_pretrained(folder).eval()
@@ -177,14 +177,18 @@ def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:
 
     params = traverse_util.unflatten_dict(encoder.params, sep="/")
     [module] = [module for module in family.HEADS.values() if module in params]
-    head, x, style = params[module], states, families.choose_family(encoder.model).classifier
+    head, x, style = (
+        params[module],
+        states,
+        families.choose_family(encoder.model.encoder).classifier,
+    )
     if module == "classifier":
         x = states.mean(axis=0, keepdims=True) if style.pools_mean else states[:1]
     if "dense" in head:
         x = ops.ACTIVATIONS[style.activation](jnp.asarray(linear(head["dense"], x)))
     if "norm" in head:
         scale = jnp.asarray(head["norm"]["scale"])
-        x = ops.layer_norm(x[None], scale, None, encoder.model.layer_norm_eps)[0]
+        x = ops.layer_norm(x[None], scale, None, encoder.model.encoder.layer_norm_eps)[0]
     logits = linear(head.get("out", head), np.asarray(x))
     return logits[0] if module == "classifier" else logits
 

@@ -203,8 +203,8 @@ def _earlier_reports(folder: pathlib.Path, plan: list[Planned]) -> table.Reports
 def session_key(planned: Planned) -> tuple:
     """Returns a key that pairs of task and encoder share if they can share a session."""
     experiment = planned.experiment
-    # Fine-tuning drops the decoder, so MAE-LM and MLM runs share data and compiled steps.
-    encoder = experiment.model.without_decoder
+    # Fine-tuning has no decoder, so MAE-LM and MLM runs share data and compiled steps.
+    encoder = experiment.model
     vocabulary = planned.encoder.vocabulary.fingerprint
     return planned.task, vocabulary, encoder, experiment.finetune.max_length
 

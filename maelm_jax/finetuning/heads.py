@@ -26,12 +26,13 @@ class Classifier(nnx.Module):
     """
 
     def __init__(self, model: config.Model, classes: int, rngs: nnx.Rngs):
-        self.style = families.choose_family(model).classifier
-        self.dense = layers.Linear(model.width, model.width, model, rngs, self.style.has_bias)
+        self.style = families.choose_family(model.encoder).classifier
+        settings, width = model.encoder_settings, model.encoder.width
+        self.dense = layers.Linear(width, width, settings, rngs, self.style.has_bias)
         if self.style.has_norm:
-            self.norm = layers.LayerNorm(model)
-        self.out = layers.Linear(model.width, classes, model, rngs)
-        self.rate = model.dropout
+            self.norm = layers.LayerNorm(settings)
+        self.out = layers.Linear(width, classes, settings, rngs)
+        self.rate = model.dropout.hidden
 
     def pool(self, states: Float[Array, "B T D"], lengths: Int[Array, " B"]) -> Float[Array, "B D"]:
         """Returns the first state of each text, or the mean of its states, as the family has it."""
@@ -69,7 +70,7 @@ class FineTuned(nnx.Module):
         self.encoder = maelm.Encoder(model, vocabulary_size, pad_id, rngs)
         setattr(self, task.module, task.create_head(model, rngs))
         self.task = task
-        self.has_pair_types = families.choose_pair_format(model).has_types
+        self.has_pair_types = families.choose_pair_format(model.encoder).has_types
 
     def __call__(self, batch: Batch, keys: Key[Array, " B"] | None = None) -> Float[Array, "B ..."]:
         """Computes the scores of the head. `keys` are of dropout; None without dropout."""

@@ -42,15 +42,10 @@ class InitialEncoder:
 
     def with_shape(self, experiment: config.Experiment) -> config.Experiment:
         """Returns the settings with the shape of this encoder in them."""
-        shape = {
-            name: value
-            for name, value in self.source.settings.items()
-            if name in config.field_names(config.Model, part="encoder")
-        }
-        model = dataclasses.replace(experiment.model, **shape)
-        length = min(experiment.corpus.sequence_length, model.max_positions)
+        encoder = dataclasses.replace(experiment.encoder, **self.source.settings)
+        length = min(experiment.corpus.sequence_length, encoder.max_positions)
         corpus = dataclasses.replace(experiment.corpus, sequence_length=length)
-        return dataclasses.replace(experiment, model=model, corpus=corpus)
+        return dataclasses.replace(experiment, encoder=encoder, corpus=corpus)
 
     @functools.cached_property
     def params(self) -> dict[str, np.ndarray]:
@@ -80,7 +75,7 @@ class InitialEncoder:
         """
         if "pooler/kernel" in self.params:
             return "pooler"
-        names = families.choose_family(self.source.model).classifier_names
+        names = families.choose_family(self.source.model.encoder).classifier_names
         has_pooler = "pooler" in names["dense"] and "classifier/dense/kernel" in self.params
         return "classifier/dense" if has_pooler else None
 

@@ -15,7 +15,7 @@ from maelm_jax.training import checkpoint
 SCORES = "_scores.json"  # ending of the file with the scores
 # Settings that change where examples come from and how they are computed, not what is predicted.
 FREE = (
-    "Model.dtype",
+    "Compute.dtype",
     "Finetune.max_length",
     "CustomTask.columns",
     "CustomTask.label",

@@ -244,9 +244,9 @@ class QuestionTask(Task):
     # Model.
 
     def create_head(self, model, rngs):
-        if families.choose_family(model).classifier.transforms_tokens:
+        if families.choose_family(model.encoder).classifier.transforms_tokens:
             return heads.Classifier(model, 2, rngs)
-        return layers.Linear(model.width, 2, model, rngs)
+        return layers.Linear(model.encoder.width, 2, model.encoder_settings, rngs)
 
     def scores(self, head, states, batch, keys) -> Float[Array, "B T 2"]:
         """Computes the scores of each slot as start and end; MASKED_OUT outside of the context."""

@@ -101,8 +101,9 @@ class Model:
 
 def flops_per_token(model: config.Model) -> float:
     """Returns the model FLOPs of training on a token, without those of attention scores."""
-    per_layer = 4 * model.width**2 + model.feed_forward_kernels * model.width * model.feed_forward
-    return 6.0 * per_layer * model.layers
+    own = model.encoder
+    per_layer = 4 * own.width**2 + own.feed_forward_kernels * own.width * own.feed_forward
+    return 6.0 * per_layer * own.layers
 
 
 def slots_of_compilation(mesh: jax.sharding.Mesh, model: config.Model) -> float:
@@ -175,10 +176,10 @@ class Session:
         It is compiled once for each way of masking: encoders that share a session may have been
         pretrained with different masks.
         """
-        if experiment.masking not in self._monitors:
+        if experiment.objective not in self._monitors:
             features = next(iter(self.data.dev.values())).features
             longest, count = int(features.lengths.max()), len(features.ids)
-            self._monitors[experiment.masking] = monitor.RankMonitor(
+            self._monitors[experiment.objective] = monitor.RankMonitor(
                 dataclasses.replace(
                     experiment, run=dataclasses.replace(experiment.run, seed=RANK_SEED)
                 ),
@@ -187,7 +188,7 @@ class Session:
                 pack(features, longest, count, self.vocabulary.pad, 0).ids,
                 self.model.mesh,
             )
-        return self._monitors[experiment.masking]
+        return self._monitors[experiment.objective]
 
 
 class Run:

@@ -35,8 +35,8 @@ class InputFormat(typing.NamedTuple):
     @classmethod
     def of_run(cls, experiment: config.Experiment, vocabulary: Vocabulary) -> "InputFormat":
         """Returns the format of a run whose encoder has this vocabulary."""
-        length = min(experiment.finetune.max_length, experiment.model.max_positions)
-        return cls(vocabulary, length, families.choose_pair_format(experiment.model))
+        length = min(experiment.finetune.max_length, experiment.encoder.max_positions)
+        return cls(vocabulary, length, families.choose_pair_format(experiment.encoder))
 
     def prefix(self, first: list[int]) -> list[int]:
         """Returns the tokens before the second of two texts. `first` are those of the first."""

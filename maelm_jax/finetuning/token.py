@@ -48,8 +48,8 @@ class TokenClassifier(nnx.Module):
     """Scores of C classes of each slot: dropout, linear D to C. It is that of stock models."""
 
     def __init__(self, model: config.Model, classes: int, rngs: nnx.Rngs):
-        self.out = layers.Linear(model.width, classes, model, rngs)
-        self.rate = model.dropout
+        self.out = layers.Linear(model.encoder.width, classes, model.encoder_settings, rngs)
+        self.rate = model.dropout.hidden
 
     def __call__(
         self, states: Float[Array, "B T D"], keys: Key[Array, " B"] | None

@@ -88,7 +88,7 @@ def attend(
     """Computes dropout(softmax(q k^T / sqrt(K) + bias + mask)) v for each head.
 
     The heads of q, k and v are side by side. Rotary positions first rotate q and k. `dropout_keys`
-    has one key for each row. None: no dropout. `backend` is `Model.attention_backend`.
+    has one key for each row. None: no dropout. `backend` is `Compute.attention_backend`.
 
     Returns:
         The sums, in the dtype of q, and the carrier of `terms`.
@@ -171,15 +171,15 @@ def _attend_in_blocks(
 
 
 def prepare_terms(
-    terms: ScoreTerms, model: config.Model, queries: int, keys: int, dropout_rate: float
+    terms: ScoreTerms, settings: config.StackSettings, queries: int, keys: int, dropout_rate: float
 ) -> ScoreTerms:
     """Computes once what changes the scores of all layers of a stack.
 
     The mask becomes a part of the bias, or an array. Only the TPU kernels keep a mask that stands
     alone as segments: they compare them. All arguments but `terms` are those of `describe_call`.
     """
-    call = describe_call(model, queries, keys, dropout_rate, terms.bias is not None)
-    choice = choose_backend(model.attention_backend, call, current_target())
+    call = describe_call(settings, queries, keys, dropout_rate, terms.bias is not None)
+    choice = choose_backend(settings.compute.attention_backend, call, current_target())
     uses_kernels = choice.backend == "pallas_tpu"
     if uses_kernels and terms.bias is None:
         return terms
@@ -192,19 +192,18 @@ def prepare_terms(
 
 
 def describe_call(
-    model: config.Model, queries: int, keys: int, dropout_rate: float, has_bias: bool
+    settings: config.StackSettings, queries: int, keys: int, dropout_rate: float, has_bias: bool
 ) -> Call:
-    """Returns the call of `attend` that a layer of a model makes, one with global attention.
+    """Returns the call of `attend` that a layer of a stack makes, one with global attention.
 
-    `model` has the encoder's settings, or the decoder's (`Model.decoder`). In each row, `queries`
-    slots attend to `keys` slots.
+    In each row, `queries` slots attend to `keys` slots.
     """
     return Call(
-        heads=model.heads,
-        head_size=model.width // model.heads,
+        heads=settings.stack.heads,
+        head_size=settings.stack.head_size,
         queries=queries,
         keys=keys,
-        dtype=jnp.dtype(model.dtype),
+        dtype=jnp.dtype(settings.compute.dtype),
         dropout_rate=dropout_rate,
         has_bias=has_bias,
     )
@@ -328,7 +327,7 @@ class Choice(typing.NamedTuple):
 def choose_backend(requested: str, call: Call, target: Target) -> Choice:
     """Chooses the backend of a call: with "auto" the fused one of the device if it can compute it.
 
-    `requested` is `Model.attention_backend`.
+    `requested` is `Compute.attention_backend`.
 
     Raises:
         ConfigError: The requested backend cannot compute the call.
@@ -351,7 +350,7 @@ def choose_backend(requested: str, call: Call, target: Target) -> Choice:
         return Choice(backend, f"{call.dtype} on {target.device_kind}")
     if obstacle:
         raise config.ConfigError(
-            f"Model.attention_backend='{backend}' cannot compute this attention: {obstacle}. "
+            f"Compute.attention_backend='{backend}' cannot compute this attention: {obstacle}. "
             "Use 'auto' or 'xla'"
         )
     if backend == "pallas_tpu" and target.platform != "tpu":
@@ -366,7 +365,7 @@ def _find_cudnn_obstacle(call: Call, target: Target) -> str | None:
     if call.dropout_rate > 0:
         return (
             f"attention dropout is {call.dropout_rate}, and cuDNN draws other masks; "
-            "Model.attention_dropout=0 makes cuDNN possible"
+            "Dropout.attention=0 makes cuDNN possible"
         )
     if call.dtype != jnp.bfloat16:
         return f"the dtype is {call.dtype}, not bfloat16"

@@ -21,18 +21,20 @@ class Decoder(nnx.Module):
     encoder's, a linear map resizes the encoder's states.
     """
 
-    def __init__(self, settings: config.Model, rngs: nnx.Rngs):
-        sizes = settings.decoder
-        if sizes.positions == "learned":
-            self.position_embedding = layers.create_embedding(sizes.max_positions, sizes, rngs)
-        self.norm = layers.LayerNorm(sizes)
-        self.relative_bias = RelativeBias(sizes, rngs) if sizes.decoder_relative_bias else None
-        self.blocks = stack.create(sizes, rngs, sizes.decoder_attention)
-        self.resizes = sizes.width != settings.width
+    def __init__(self, model: config.Model, rngs: nnx.Rngs):
+        settings = model.decoder_settings
+        own = settings.stack
+        if own.positions == "learned":
+            self.position_embedding = layers.create_embedding(own.max_positions, settings, rngs)
+        self.norm = layers.LayerNorm(settings)
+        self.relative_bias = RelativeBias(settings, rngs) if model.decoder.relative_bias else None
+        self.blocks = stack.create(settings, rngs, model.decoder.attention)
+        self.resizes = own.width != model.encoder.width
         if self.resizes:
-            shape = (settings.width, sizes.width)
-            self.resize = layers.Linear(*shape, settings, rngs, settings.biases)
-        self.settings = sizes
+            shape = (model.encoder.width, own.width)
+            self.resize = layers.Linear(*shape, settings, rngs, own.biases)
+        self.settings = settings
+        self.decoder = model.decoder
 
     def __call__(
         self,
@@ -46,21 +48,20 @@ class Decoder(nnx.Module):
         `x` has the encoder's states, or [MASK] embeddings. Only cross-attention reads `encoded`,
         the encoder's states.
         """
-        settings = self.settings
+        own = self.settings.stack
         x = self._resize_states(x)
-        if settings.positions == "learned":
+        if own.positions == "learned":
             rows = jnp.take(self.position_embedding[...], slots.positions, axis=0)
             x = x + rows.astype(x.dtype)
         x = layers.zero_empty_slots(self.norm(x), slots.segments)
         bias, cross = self.relative_bias, None
-        if "cross" in settings.decoder_attention:
-            terms = layers.compute_terms(settings, slots, encoded_slots, x.dtype, bias)
+        if "cross" in self.decoder.attention:
+            terms = layers.compute_terms(own, slots, encoded_slots, x.dtype, bias)
             visible = jnp.where(encoded_slots.segments > 0, encoded_slots.segments, -1)
             has_keys = (slots.segments[:, :, None] == visible[:, None, :]).any(axis=2)
             cross = layers.CrossAttentionInputs(self._resize_states(encoded), terms, has_keys)
-        causal = settings.decoder_causal
-        terms = layers.compute_terms(settings, slots, slots, x.dtype, bias, causal)
-        return stack.run(self.blocks, x, terms, settings, cross=cross)
+        terms = layers.compute_terms(own, slots, slots, x.dtype, bias, self.decoder.causal)
+        return stack.run(self.blocks, x, terms, self.settings, cross=cross)
 
     def _resize_states(self, x: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         return self.resize(x) if self.resizes else x

@@ -32,17 +32,17 @@ class Linear(nnx.Module):
         self,
         inputs: int,
         outputs: int,
-        settings: config.Model,
+        settings: config.StackSettings,
         rngs: nnx.Rngs,
         use_bias: bool = True,
     ):
         self.kernel = nnx.Param(
-            nnx.initializers.normal(settings.init_std)(
+            nnx.initializers.normal(settings.init.std)(
                 rngs.params(), (inputs, outputs), jnp.float32
             )
         )
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if use_bias else None
-        self.dtype = jnp.dtype(settings.dtype)
+        self.dtype = jnp.dtype(settings.compute.dtype)
 
     def __call__(self, x: Float[Array, "*S I"]) -> Float[Array, "*S O"]:
         kernel = self.kernel[...].astype(self.dtype)
@@ -51,10 +51,10 @@ class Linear(nnx.Module):
         return y.reshape(*x.shape[:-1], -1)
 
 
-def create_embedding(rows: int, settings: config.Model, rngs: nnx.Rngs) -> nnx.Param:
+def create_embedding(rows: int, settings: config.StackSettings, rngs: nnx.Rngs) -> nnx.Param:
     """Returns a table of `rows` vectors of the model's width."""
-    init = nnx.initializers.normal(settings.init_std)
-    return nnx.Param(init(rngs.params(), (rows, settings.width), jnp.float32))
+    init = nnx.initializers.normal(settings.init.std)
+    return nnx.Param(init(rngs.params(), (rows, settings.stack.width), jnp.float32))
 
 
 def zero_empty_slots(
@@ -65,7 +65,7 @@ def zero_empty_slots(
 
 
 def compute_terms(
-    settings: config.Model,
+    stack: config.Stack,
     queries: SlotInfo,
     keys: SlotInfo,
     dtype: jnp.dtype,
@@ -74,14 +74,16 @@ def compute_terms(
 ) -> attention.ScoreTerms:
     """Returns what segments and positions change in the scores of attention.
 
-    The settings are the encoder's or the decoder's. `causal` hides keys at later slots than the
+    `stack` is the encoder's or the decoder's. `causal` hides keys at later slots than the
     query's.
     """
     terms = attention.ScoreTerms(mask=Mask(queries.segments, keys.segments, causal))
     if bias is not None:
         terms = terms._replace(bias=bias(queries.positions, keys.positions, dtype))
-    if settings.positions == "rotary":
-        rotations = compute_rotations(settings, queries.positions, keys.positions)
+    if stack.positions == "rotary":
+        rotations = compute_rotations(
+            stack.rotary_theta, stack.head_size, queries.positions, keys.positions
+        )
         terms = terms._replace(rotations=rotations)
     return terms
 
@@ -89,11 +91,11 @@ def compute_terms(
 class LayerNorm(nnx.Module):
     """Layer normalisation over the last axis, with the parameters of `ops.layer_norm`."""
 
-    def __init__(self, settings: config.Model):
-        self.scale = nnx.Param(jnp.ones(settings.width, jnp.float32))
-        width = settings.width
-        self.bias = nnx.Param(jnp.zeros(width, jnp.float32)) if settings.biases else None
-        self.epsilon = settings.layer_norm_eps
+    def __init__(self, settings: config.StackSettings):
+        width, has_bias = settings.stack.width, settings.stack.biases
+        self.scale = nnx.Param(jnp.ones(width, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(width, jnp.float32)) if has_bias else None
+        self.epsilon = settings.stack.layer_norm_eps
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         bias = None if self.bias is None else self.bias[...]
@@ -103,15 +105,15 @@ class LayerNorm(nnx.Module):
 class Attention(nnx.Module):
     """Multi-head attention between linear maps: W_out attention(W_q x, W_k y, W_v y)."""
 
-    def __init__(self, settings: config.Model, rngs: nnx.Rngs):
-        shape = (settings.width, settings.width)
-        self.query = Linear(*shape, settings, rngs, settings.biases)
-        self.key = Linear(*shape, settings, rngs, settings.biases)
-        self.value = Linear(*shape, settings, rngs, settings.biases)
-        self.out = Linear(*shape, settings, rngs, settings.biases)
-        self.heads = settings.heads
-        self.dropout = settings.attention_dropout
-        self.backend = settings.attention_backend
+    def __init__(self, settings: config.StackSettings, rngs: nnx.Rngs):
+        width, biases = settings.stack.width, settings.stack.biases
+        self.query = Linear(width, width, settings, rngs, biases)
+        self.key = Linear(width, width, settings, rngs, biases)
+        self.value = Linear(width, width, settings, rngs, biases)
+        self.out = Linear(width, width, settings, rngs, biases)
+        self.heads = settings.stack.heads
+        self.dropout = settings.dropout.attention
+        self.backend = settings.compute.attention_backend
 
     def __call__(
         self,
@@ -146,11 +148,12 @@ class FeedForward(nnx.Module):
     With a gate it is GeGLU (Shazeer 2020, arXiv 2002.05202): W_down (gelu(W_up x) * W_gate x).
     """
 
-    def __init__(self, settings: config.Model, rngs: nnx.Rngs):
-        width, inner, biases = settings.width, settings.feed_forward, settings.biases
+    def __init__(self, settings: config.StackSettings, rngs: nnx.Rngs):
+        stack = settings.stack
+        width, inner, biases = stack.width, stack.feed_forward, stack.biases
         self.up = Linear(width, inner, settings, rngs, biases)
         self.down = Linear(inner, width, settings, rngs, biases)
-        has_gate = settings.feed_forward_gate
+        has_gate = stack.feed_forward_gate
         self.gate = Linear(width, inner, settings, rngs, biases) if has_gate else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -196,7 +199,9 @@ class Block(nnx.Module):
     cross-attention.
     """
 
-    def __init__(self, settings: config.Model, rngs: nnx.Rngs, attends_to: AttendsTo = "self"):
+    def __init__(
+        self, settings: config.StackSettings, rngs: nnx.Rngs, attends_to: AttendsTo = "self"
+    ):
         self.attention = Attention(settings, rngs)
         self.attention_norm = LayerNorm(settings)
         self.feed_forward = FeedForward(settings, rngs)
@@ -205,8 +210,8 @@ class Block(nnx.Module):
             self.cross_attention = Attention(settings, rngs)
             self.cross_attention_norm = LayerNorm(settings)
         self.attends_to = attends_to
-        self.is_pre_norm = settings.normalization == "pre"
-        self.dropout = settings.dropout
+        self.is_pre_norm = settings.stack.normalization == "pre"
+        self.dropout = settings.dropout.hidden
 
     def __call__(
         self,

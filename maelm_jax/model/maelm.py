@@ -5,7 +5,6 @@ E width of the decoder, W rows of the token table, N layers.
 """
 
 import collections.abc
-import dataclasses
 import typing
 
 import jax
@@ -36,22 +35,19 @@ def table_rows(vocabulary_size: int) -> int:
 class Encoder(nnx.Module):
     """The encoder, which is kept after pretraining. With MAE-LM it reads visible tokens only."""
 
-    def __init__(self, settings: config.Model, vocabulary_size: int, pad_id: int, rngs: nnx.Rngs):
+    def __init__(self, model: config.Model, vocabulary_size: int, pad_id: int, rngs: nnx.Rngs):
+        settings, own = model.encoder_settings, model.encoder
         table = layers.create_embedding(table_rows(vocabulary_size), settings, rngs)
         self.token_embedding = nnx.Param(table[...].at[pad_id].set(0.0))
-        if settings.positions == "learned":
-            self.position_embedding = layers.create_embedding(
-                settings.max_positions, settings, rngs
-            )
-        if settings.token_types:
-            self.token_type_embedding = layers.create_embedding(
-                settings.token_types, settings, rngs
-            )
+        if own.positions == "learned":
+            self.position_embedding = layers.create_embedding(own.max_positions, settings, rngs)
+        if own.token_types:
+            self.token_type_embedding = layers.create_embedding(own.token_types, settings, rngs)
         self.norm = layers.LayerNorm(settings)
-        has_bias = settings.relative_buckets != "none"
+        has_bias = own.relative_buckets != "none"
         self.relative_bias = RelativeBias(settings, rngs) if has_bias else None
         self.blocks = stack.create(settings, rngs)
-        self.settings = settings
+        self.model = model
 
     def __call__(
         self,
@@ -77,34 +73,36 @@ class Encoder(nnx.Module):
             The states after the last layer. With `all_layers`, the states that enter the first
             layer and those after each layer: N = layers + 1.
         """
-        settings = self.settings
-        dtype = jnp.dtype(settings.dtype)
+        settings, own = self.model.encoder_settings, self.model.encoder
+        dtype = jnp.dtype(settings.compute.dtype)
         x = jnp.take(self.token_embedding[...], ids, axis=0)
-        if settings.token_types:
+        if own.token_types:
             table = self.token_type_embedding[...]
             x = x + (table[0][None, None] if types is None else jnp.take(table, types, axis=0))
-        if settings.positions == "learned":
+        if own.positions == "learned":
             x = x + jnp.take(self.position_embedding[...], positions, axis=0)
         x = x.astype(dtype)
         keys = ops.split_keys(keys, 2)
-        x = layers.zero_empty_slots(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
+        x = ops.dropout(self.norm(x), settings.dropout.hidden, keys[0])
+        x = layers.zero_empty_slots(x, segments)
         slots = SlotInfo(segments, positions)
         terms = layers.compute_terms(
-            settings, slots, slots, dtype, self.relative_bias, settings.causal
+            own, slots, slots, dtype, self.relative_bias, self.model.causal
         )
-        if settings.local_attention:
+        if own.local_attention:
             terms = terms._replace(local=self._compute_local_terms(slots, dtype))
         states = stack.run(self.blocks, x, terms, settings, keys[1], all_layers=all_layers)
         return jnp.concatenate([x[None], states]) if all_layers else states
 
     def _compute_local_terms(self, slots: SlotInfo, dtype: jnp.dtype) -> ScoreTerms:
         """Returns what changes the scores of the layers with local attention."""
-        theta, window = self.settings.local_rotary_theta, self.settings.local_attention
-        settings = dataclasses.replace(self.settings, rotary_theta=theta)
+        own, window = self.model.encoder, self.model.encoder.local_attention
         block = choose_block(window, slots.positions.shape[1])
         return ScoreTerms(
             mask=make_window_mask(*slots, window, block, dtype),
-            rotations=compute_rotations(settings, slots.positions, slots.positions),
+            rotations=compute_rotations(
+                own.local_rotary_theta, own.head_size, slots.positions, slots.positions
+            ),
             block=block,
         )
 
@@ -115,15 +113,15 @@ class Head(nnx.Module):
     If the widths differ, a linear map without bias first resizes the decoder's states.
     """
 
-    def __init__(self, settings: config.Model, vocabulary_size: int, rngs: nnx.Rngs):
-        shape = (settings.width, settings.width)
-        self.dense = layers.Linear(*shape, settings, rngs, settings.biases)
+    def __init__(self, model: config.Model, vocabulary_size: int, rngs: nnx.Rngs):
+        settings, width = model.encoder_settings, model.encoder.width
+        self.dense = layers.Linear(width, width, settings, rngs, model.encoder.biases)
         self.norm = layers.LayerNorm(settings)
         self.bias = nnx.Param(jnp.zeros(table_rows(vocabulary_size), jnp.float32))
-        self.resizes = settings.decoder.width != settings.width
+        states = model.decoder.stack(model.encoder).width if model.decoder else width
+        self.resizes = states != width
         if self.resizes:
-            shape = (settings.decoder.width, settings.width)
-            self.resize = layers.Linear(*shape, settings, rngs, use_bias=False)
+            self.resize = layers.Linear(states, width, settings, rngs, use_bias=False)
         self.vocabulary_size = vocabulary_size
 
     def __call__(self, x: Float[Array, "B M E"], table: Float[Array, "W D"]) -> Prediction:
@@ -138,23 +136,23 @@ class MaeLm(nnx.Module):
     """The whole model.
 
     It encodes the visible tokens, puts their states back at their slots, puts [MASK] embeddings at
-    the masked slots, decodes, and predicts the masked slots. With `decoder_layers` 0 the head reads
-    the encoder's states: the MLM baseline.
+    the masked slots, decodes, and predicts the masked slots. Without a decoder the head reads the
+    encoder's states: the MLM baseline.
     """
 
     def __init__(
         self,
-        settings: config.Model,
+        model: config.Model,
         vocabulary_size: int,
         special: config.SpecialIds,
         rngs: nnx.Rngs,
     ):
-        self.encoder = Encoder(settings, vocabulary_size, special.pad, rngs)
-        if settings.decoder_layers:
-            self.decoder = Decoder(settings, rngs)
-        self.head = Head(settings, vocabulary_size, rngs)
+        self.encoder = Encoder(model, vocabulary_size, special.pad, rngs)
+        if model.decoder:
+            self.decoder = Decoder(model, rngs)
+        self.head = Head(model, vocabulary_size, rngs)
         self.mask_id = special.mask
-        self.settings = settings
+        self.model = model
 
     def encode(
         self, inputs: Inputs, keys: Key[Array, " B"] | None = None, all_layers: bool = False
@@ -181,11 +179,12 @@ class MaeLm(nnx.Module):
         """Returns the factors of the logits, from which loss.py computes the loss."""
         encoded = self.encode(inputs, keys)
         x = ops.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
-        if self.settings.decoder_layers:
+        decoder = self.model.decoder
+        if decoder:
             x = self._decode(x, encoded, inputs)
-        if self.settings.causal:  # a token is predicted from the state of the one before it
+        if self.model.causal:  # a token is predicted from the state of the one before it
             x = jnp.roll(x, 1, axis=1)
-        if self.settings.decoder_slots == "all":
+        if not decoder or decoder.slots == "all":
             x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
         return self.head(x, self.encoder.token_embedding[...])
 
@@ -194,16 +193,16 @@ class MaeLm(nnx.Module):
     ) -> Float[Array, "B L E"] | Float[Array, "B M E"]:
         """Returns the decoder's states.
 
-        It reads [MASK] at masked slots. Without `decoder_refills_mask` it reads the encoder's
+        It reads [MASK] at masked slots. Without `Decoder.refills_mask` it reads the encoder's
         states at those masked slots that the encoder saw.
         """
         visible = inputs.encoder_index < encoded.shape[1]
         masked = inputs.masked_index < inputs.masked_slots.shape[1]
-        refilled = masked if self.settings.decoder_refills_mask else masked & ~visible
+        refilled = masked if self.model.decoder.refills_mask else masked & ~visible
         mask_embedding = self.encoder.token_embedding[self.mask_id].astype(x.dtype)
         x = jnp.where(refilled[:, :, None], mask_embedding[None, None], x)
         slots = SlotInfo(jnp.where(visible | masked, inputs.segments, 0), inputs.positions)
-        if self.settings.decoder_slots == "masked":
+        if self.model.decoder.slots == "masked":
             x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
             slots = slots.take(inputs.masked_slots)
         encoded_slots = SlotInfo(inputs.segments, inputs.positions).take(inputs.encoder_slots)
@@ -230,14 +229,14 @@ def define(build: collections.abc.Callable[[nnx.Rngs], nnx.Module]) -> Definitio
     return Definition(nnx.graphdef(nnx.eval_shape(lambda: build(nnx.Rngs(0)))), init)
 
 
-def create(settings: config.Model, vocabulary_size: int, special: config.SpecialIds) -> Definition:
+def create(model: config.Model, vocabulary_size: int, special: config.SpecialIds) -> Definition:
     """Returns the definition of the whole model."""
-    return define(lambda rngs: MaeLm(settings, vocabulary_size, special, rngs))
+    return define(lambda rngs: MaeLm(model, vocabulary_size, special, rngs))
 
 
-def encoder_graph(settings: config.Model, vocabulary_size: int, pad_id: int) -> nnx.GraphDef:
+def encoder_graph(model: config.Model, vocabulary_size: int, pad_id: int) -> nnx.GraphDef:
     """Returns the encoder's graph: `apply(graph, parameters["encoder"])` is an Encoder."""
-    return define(lambda rngs: Encoder(settings, vocabulary_size, pad_id, rngs)).graph
+    return define(lambda rngs: Encoder(model, vocabulary_size, pad_id, rngs)).graph
 
 
 def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:

@@ -28,7 +28,7 @@ def _longest_unit(unit: str, length: int) -> int:
     return 1 if unit == "token" else min(UNIT_LIMIT, length)
 
 
-def budget(masking: config.Masking, length: int) -> Budget:
+def budget(objective: config.Objective, length: int) -> Budget:
     """Returns V and M, the number of slots that `draw` needs for rows of `length` tokens.
 
     Of a full row, floor(rate L) or ceil(rate L) tokens are masked if so many are eligible. A drawn
@@ -38,13 +38,14 @@ def budget(masking: config.Masking, length: int) -> Budget:
 
     V is rounded up to a multiple of 8, at most L.
     """
+    masking = objective.masking
     slack = _longest_unit(masking.unit, length) - 1  # of the last unit, beyond the count
     masked = min(length, math.ceil(masking.rate * length) + slack)
     visible = (
         length
         - math.floor(masking.rate * length)
         + slack
-        + math.ceil(masking.encoder_mask_fraction * masked)
+        + math.ceil(objective.encoder_mask_fraction * masked)
     )
     return Budget(min(length, -(-visible // 8) * 8), masked)
 
@@ -130,11 +131,12 @@ def _draw_row(
     ids: Int[Array, " L"],
     tokens: Bool[Array, " L"],
     eligible: Bool[Array, " L"],
-    masking: config.Masking,
+    objective: config.Objective,
     largest_count: int,
     special: config.SpecialIds,
 ) -> RowMask:
     """Draws the mask of one row. `tokens` are the slots that are not padding."""
+    masking = objective.masking
 
     def stream(number: int) -> Key[Array, ""]:
         return jax.random.fold_in(key, number)
@@ -150,7 +152,7 @@ def _draw_row(
     chance = jax.random.uniform(stream(keys.LAST_UNIT_STREAM))
     masked = eligible & (chance * unit_size.astype(jnp.float32) < remaining.astype(jnp.float32))
     visible_masked_count = jnp.floor(
-        masking.encoder_mask_fraction * masked.sum(dtype=jnp.float32) + v
+        objective.encoder_mask_fraction * masked.sum(dtype=jnp.float32) + v
     ).astype(jnp.int32)
     replacement_ids = _replacement_ids(stream(keys.REPLACEMENT_STREAM), ids, masking, special)
     return RowMask(masked, masked & (index < visible_masked_count), replacement_ids)
@@ -159,7 +161,7 @@ def _draw_row(
 def draw(
     row_keys: Key[Array, " B"],
     ids: Int[Array, "B L"],
-    masking: config.Masking,
+    objective: config.Objective,
     sizes: Budget,
     special: config.SpecialIds,
 ) -> Inputs:
@@ -179,14 +181,15 @@ def draw(
     Args:
         row_keys: One key for each row.
         ids: Tokens of packed rows.
-        masking: The settings of masking.
-        sizes: Result of `budget` for these settings and L. With a larger V of L, the encoder reads
+        objective: It says what is masked, and what the encoder sees of it.
+        sizes: Result of `budget` for this objective and L. With a larger V of L, the encoder reads
             whole rows with empty slots, and computes the same function.
         special: Ids of special tokens.
 
     Returns:
         What the model reads.
     """
+    masking = objective.masking
     segments, positions = segments_and_positions(ids, special.bos, special.pad)
     tokens = segments > 0
     eligible = tokens
@@ -194,7 +197,7 @@ def draw(
         eligible = tokens & ~jnp.isin(ids, jnp.asarray(special.never_masked, dtype=ids.dtype))
     largest_count = math.ceil(masking.rate * ids.shape[1])
     draw_row = functools.partial(
-        _draw_row, masking=masking, largest_count=largest_count, special=special
+        _draw_row, objective=objective, largest_count=largest_count, special=special
     )
     mask: RowMask = jax.vmap(draw_row)(row_keys, ids, tokens, eligible)
     return model_inputs.split(

@@ -41,23 +41,23 @@ class Mask(typing.NamedTuple):
         return jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)[:, None]
 
 
-def compute_distance_buckets(settings: config.Model) -> np.ndarray:
+def compute_distance_buckets(stack: config.Stack) -> np.ndarray:
     """Returns the bucket of each distance between two positions.
 
-    `Model.relative_buckets` chooses the function: "t5" is that of Raffel et al. (2020) as stock
-    MPNet has it. "reference" is that of github.com/yumeng5/MAE-LM, whose numbering of the buckets
-    depends on N = max_positions. With "none", a decoder that has a bias has that of "t5".
+    `relative_buckets` of the encoder or decoder chooses the function: "t5" is that of Raffel et al.
+    (2020) as stock MPNet has it. "reference" is that of github.com/yumeng5/MAE-LM, whose numbering
+    of the buckets depends on N = max_positions.
 
     Returns:
         int32 [2 N - 1]: the row of the bias table for each distance (key position - query position)
         from -(N - 1) to N - 1.
     """
-    distance = np.arange(-settings.max_positions + 1, settings.max_positions)
+    distance = np.arange(-stack.max_positions + 1, stack.max_positions)
     n = np.abs(distance)
-    half = settings.num_buckets // 2
+    half = stack.num_buckets // 2
     exact = half // 2
-    is_reference = settings.relative_buckets == "reference"
-    last, furthest = half, settings.max_distance
+    is_reference = stack.relative_buckets == "reference"
+    last, furthest = half, stack.max_distance
     if is_reference:
         last, furthest = last - 1, furthest - 1
     share = np.log(np.maximum(n, exact) / exact) / math.log(furthest / exact)
@@ -162,19 +162,20 @@ class RelativeBias(nnx.Module):
     distances stay true when masked tokens are dropped, unless `Masking.renumber` counts anew.
     """
 
-    def __init__(self, settings: config.Model, rngs: nnx.Rngs):
-        self.buckets = tuple(compute_distance_buckets(settings).tolist())
-        shape = (settings.num_buckets, settings.heads)
-        if settings.relative_bias_init == "local":
+    def __init__(self, settings: config.StackSettings, rngs: nnx.Rngs):
+        stack = settings.stack
+        self.buckets = tuple(compute_distance_buckets(stack).tolist())
+        shape = (stack.num_buckets, stack.heads)
+        if settings.init.relative_bias == "local":
             # Each row stands for the smallest distance in its bucket: the loop assigns it last.
-            nearest = np.zeros(settings.num_buckets)
-            distance = np.abs(np.arange(-settings.max_positions + 1, settings.max_positions))
+            nearest = np.zeros(stack.num_buckets)
+            distance = np.abs(np.arange(-stack.max_positions + 1, stack.max_positions))
             for far in np.argsort(-distance, kind="stable"):
                 nearest[self.buckets[far]] = distance[far]
-            slopes = 0.5 ** np.arange(1, settings.heads + 1)
+            slopes = 0.5 ** np.arange(1, stack.heads + 1)
             table = jnp.asarray(-nearest[:, None] * slopes, jnp.float32)
         else:
-            table = nnx.initializers.normal(settings.init_std)(rngs.params(), shape, jnp.float32)
+            table = nnx.initializers.normal(settings.init.std)(rngs.params(), shape, jnp.float32)
         self.table = nnx.Param(table)
 
     def __call__(
@@ -255,13 +256,11 @@ def compute_rotation(positions: Int[Array, "B T"], head_size: int, theta: float)
 
 
 def compute_rotations(
-    settings: config.Model, queries: Int[Array, "B T"], keys: Int[Array, "B S"]
+    theta: float, head_size: int, queries: Int[Array, "B T"], keys: Int[Array, "B S"]
 ) -> Rotations:
     """Returns the rotary positions of queries and keys."""
-    head_size = settings.width // settings.heads
     return Rotations(
-        compute_rotation(queries, head_size, settings.rotary_theta),
-        compute_rotation(keys, head_size, settings.rotary_theta),
+        compute_rotation(queries, head_size, theta), compute_rotation(keys, head_size, theta)
     )
 
 

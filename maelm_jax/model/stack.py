@@ -73,28 +73,30 @@ def _cast_matrices(parameters, dtype: jnp.dtype):
     return jax.tree.map(leaf, parameters, is_leaf=_is_sharded)
 
 
-def create(settings: config.Model, rngs: nnx.Rngs, attends_to: layers.AttendsTo = "self") -> Block:
-    """Creates `settings.layers` blocks as one Block. Every parameter has a leading axis N."""
+def create(
+    settings: config.StackSettings, rngs: nnx.Rngs, attends_to: layers.AttendsTo = "self"
+) -> Block:
+    """Creates all blocks of a stack as one Block. Every parameter has a leading axis N."""
 
     def block(key) -> Block:
         return Block(settings, nnx.Rngs(key), attends_to)
 
     graph = nnx.graphdef(nnx.eval_shape(lambda: block(0)))
-    keys = jax.random.split(rngs.params(), settings.layers)
+    keys = jax.random.split(rngs.params(), settings.stack.layers)
     state = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(block(key))))(keys)
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
 
 
-def should_scan(settings: config.Model, target: attention.Target) -> bool:
-    """Returns whether the layers are one compiled body in a loop (`Model.scan_layers`).
+def should_scan(compute: config.Compute, target: attention.Target) -> bool:
+    """Returns whether the layers are one compiled body in a loop (`Compute.scan_layers`).
 
     An accelerator waits for the copies of a loop: each pass reads a layer's parameters from the
     stacked arrays and writes what it saves and its gradients into others. Compiled one by one, the
     layers of base take 19 to 24% less time by the compilers' estimates, and two (GPU) to four times
     (TPU) the time to compile (docs/results.md).
     """
-    if settings.scan_layers is not None:
-        return settings.scan_layers
+    if compute.scan_layers is not None:
+        return compute.scan_layers
     # The TPU compiler (libtpu 0.0.42) aborts where several layers are divided over `tensor`.
     return target.platform == "cpu" or (target.platform == "tpu" and target.tensor > 1)
 
@@ -103,7 +105,7 @@ def run(
     blocks: Block,
     x: Float[Array, "B T D"],
     terms: attention.ScoreTerms,
-    settings: config.Model,
+    settings: config.StackSettings,
     keys: Key[Array, " B"] | None = None,
     cross: layers.CrossAttentionInputs | None = None,
     all_layers: bool = False,
@@ -118,7 +120,7 @@ def run(
             forward pass and again in the backward pass.
         x: Normalized states that enter the first layer.
         terms: What changes the scores of self-attention in every layer.
-        settings: The model. With `rematerialise`, only the layers' inputs are kept.
+        settings: With `Compute.rematerialise`, only the layers' inputs are kept.
         keys: Keys of dropout, one for each row. None: no dropout. A stack with cross-attention has
             none.
         cross: What cross-attention reads. None: there is no cross-attention.
@@ -131,9 +133,9 @@ def run(
     target = attention.current_target()
     if target.platform == "gpu":  # by layer, the casts are 190 more launches of base (estimated)
         parameters = _cast_matrices(parameters, x.dtype)
-    depth, slots = settings.layers, x.shape[1]
+    depth, slots = settings.stack.layers, x.shape[1]
     if blocks.attends_to != "cross":
-        rate = 0.0 if keys is None else settings.attention_dropout
+        rate = 0.0 if keys is None else settings.dropout.attention
         terms = attention.prepare_terms(terms, settings, slots, slots, rate)
     if cross is not None:
         cross_terms = attention.prepare_terms(
@@ -150,14 +152,14 @@ def run(
         block = nnx.merge(graph, _gather_parameters(parameters, x.dtype))
         return block(state, layer_terms, layer_keys, cross)
 
-    scanned = should_scan(settings, target)
+    scanned = should_scan(settings.compute, target)
     # A global layer, and the local ones up to the next global one.
-    period = 1 if terms.local is None else settings.global_every
+    period = 1 if terms.local is None else settings.stack.global_every
     terms_of_group = [terms._replace(local=None), *[terms.local] * (period - 1)]
     layers_of_group = [
         _checkpoint_layer(
             functools.partial(apply_layer, layer_terms),
-            settings.rematerialise,
+            settings.compute.rematerialise,
             scanned and period == 1,
             target.platform,
         )
@@ -193,7 +195,7 @@ def _checkpoint_layer(
 ) -> collections.abc.Callable:
     """Returns the body of a layer, whose backward pass computes again what is not saved.
 
-    With `saves_nothing` (`Model.rematerialise`), only the layer's input is saved. `scanned` says
+    With `saves_nothing` (`Compute.rematerialise`), only the layer's input is saved. `scanned` says
     that the layer alone is the body of a loop.
     """
     policy = jax.checkpoint_policies.save_from_both_policies(

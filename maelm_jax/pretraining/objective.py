@@ -43,7 +43,7 @@ class MaskedTokens:
     @property
     def description(self) -> str:
         """What the loss is, and of which part of the model."""
-        if not self.experiment.model.decoder_layers:
+        if not self.experiment.decoder:
             return "loss of the encoder, which reads [MASK] at masked tokens"
         return "loss of the decoder, which is discarded after pretraining"
 
@@ -63,7 +63,7 @@ class MaskedTokens:
 
         It is a `step.LossFn`.
         """
-        settings = self.experiment.masking
+        settings = self.experiment.objective
         sizes = masking.budget(settings, rows.shape[1])
         mask_key, dropout_key = jax.random.split(key)
         mask_keys = keys.make_row_keys(mask_key, row_numbers)
@@ -79,13 +79,13 @@ class MaskedTokens:
 
     def make_baseline(self, rows: prepare.Prepared) -> unigram.Unigram:
         """Returns the unigram distribution of the training rows."""
-        masks_all = self.experiment.masking.mask_special_tokens
+        masks_all = self.experiment.objective.masking.mask_special_tokens
         never_predicted = (self.special.pad,) if masks_all else self.special.never_masked
         return unigram.Unigram.of_rows(rows, self.vocabulary_size, never_predicted)
 
     def set_initial_values(self, params: dict, baseline: unigram.Unigram):
-        """Sets the bias of the prediction head to log frequencies, with `Model.unigram_bias`."""
-        if self.experiment.model.unigram_bias:
+        """Sets the bias of the prediction head to log frequencies, with `Init.unigram_bias`."""
+        if self.experiment.init.unigram_bias:
             old = params["head"]["bias"]
             bias = baseline.head_bias(len(old))
             params["head"]["bias"] = jax.make_array_from_callback(
@@ -111,7 +111,7 @@ def abstract_step(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> Abs
     """
     size, run = experiment.vocabulary.size, experiment.run
     objective = create(experiment, size, config.SpecialIds.of_size(size))
-    optimizer = optimizers.create(experiment.optimizer, experiment.model.dtype)
+    optimizer = optimizers.create(experiment.optimizer, experiment.compute.dtype)
     state = step.state_shapes(objective.init, optimizer, mesh)
     rows = NamedSharding(mesh, sharding.BATCH)
     shape = (run.batch_size, experiment.corpus.sequence_length)

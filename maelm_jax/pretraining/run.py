@@ -58,7 +58,7 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
 
     # Model.
     objective = objectives.create(experiment, vocabulary.size, special)
-    optimizer = optimizers.create(experiment.optimizer, experiment.model.dtype)
+    optimizer = optimizers.create(experiment.optimizer, experiment.compute.dtype)
     shapes = step.state_shapes(objective.init, optimizer, mesh)
 
     # Data. Rows are made from text once: a run with prepared rows needs no TensorFlow.

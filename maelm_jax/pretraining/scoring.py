@@ -107,7 +107,7 @@ def open_model(
     vocabulary, model = saved[0].loaded_vocabulary, saved[0].model
     rows = _recorded_rows(path, experiment.corpus, vocabulary, needs_rows)
     checkpoints = [Checkpoint(one.step, functools.partial(_read, one)) for one in saved]
-    evaluated = dataclasses.replace(experiment.evaluated, model=model)
+    evaluated = experiment.evaluated.with_model(model)
     return TrainedModel(path, checkpoints, evaluated, vocabulary, saved[0].length, rows)
 
 
@@ -122,10 +122,10 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
     params = loaded.prediction_tree()
     experiment = config.Experiment(
         corpus=config.Corpus(sequence_length=loaded.length),
-        masking=config.Masking(
-            encoder_mask_fraction=loaded.mask_fraction, renumber=loaded.renumber
-        ),
-        model=loaded.model,
+        objective=loaded.objective,
+        encoder=loaded.model.encoder,
+        decoder=loaded.model.decoder,
+        compute=loaded.model.compute,
     )
     checkpoints = [Checkpoint(None, lambda: params)]
     return TrainedModel(path, checkpoints, experiment, loaded.vocabulary, loaded.length, rows=None)
@@ -168,17 +168,17 @@ def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> Tr
     """
     experiment = model.experiment
     masking = dataclasses.replace(
-        experiment.masking,
+        experiment.objective.masking,
         rate=rate,
         unit="token",
         mask_special_tokens=False,
         random_fraction=0.0,
         keep_fraction=0.0,
-        encoder_mask_fraction=experiment.visible_mask_fraction,
     )
+    objective = experiment.objective.without_replacement(masking)
     corpus = dataclasses.replace(experiment.corpus, sequence_length=length)
     run = dataclasses.replace(experiment.run, seed=seed)
-    alike = dataclasses.replace(experiment, masking=masking, corpus=corpus, run=run)
+    alike = dataclasses.replace(experiment, objective=objective, corpus=corpus, run=run)
     return model._replace(experiment=alike)
 
 
@@ -215,7 +215,7 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
             trained_tokens=None
             if number is None
             else run_record.trained_tokens(model.path, number),
-            mask_rate=experiment.masking.rate,
+            mask_rate=experiment.objective.masking.rate,
             tokens=int((rows != vocabulary.pad).sum()),
             masked=int(masked),
             loss=float(mean),

@@ -19,10 +19,6 @@ from maelm_jax.data import prepare, vocabularies, vocabulary_training
 from maelm_jax.encoders import adoption, source
 from maelm_jax.training import checkpoint, optimizers, run_record, run_rows, step
 
-# Settings of the encoder that no weight depends on. A run of `Run.continue_from` may change them,
-# and max_positions if the positions are rotary.
-WITHOUT_WEIGHTS = ("rotary_theta", "local_rotary_theta", "local_attention", "global_every")
-
 
 class StartingPoint(typing.NamedTuple):
     """The settings of a run, and what it starts from if its workdir has no checkpoint.
@@ -107,18 +103,17 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
             f"{workdir} holds a run with Run.init_from={recorded.run.init_from}, not "
             f"{experiment.run.init_from}: give another --workdir"
         )
-    fields = config.field_names(config.Model, part="encoder")
     origin = source.read_record(storage.local_path(workdir), source.ORIGIN)
+    encoder, decoder = dataclasses.asdict(recorded.encoder), experiment.decoder
     if origin.get("has_decoder"):
-        fields += config.field_names(config.Model, part="decoder")
-    elif recorded.model.positions == "rotary":
-        fields.append("decoder_relative_bias")  # which a rotary encoder sets
-    model = {name: getattr(recorded.model, name) for name in fields}
-    model = adoption.keep_raised(model, experiment.model)
+        decoder = recorded.decoder
+    elif decoder and recorded.encoder.positions == "rotary":  # which has no relative biases
+        decoder = dataclasses.replace(decoder, relative_bias=False)
     file = experiment.vocabulary.file or recorded.vocabulary.file
     return dataclasses.replace(
         experiment,
-        model=dataclasses.replace(experiment.model, **model),
+        encoder=config.Encoder(**adoption.keep_raised(encoder, experiment.encoder)),
+        decoder=decoder,
         vocabulary=dataclasses.replace(experiment.vocabulary, file=file),
     )
 
@@ -184,11 +179,11 @@ def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: st
     """
     if theirs.finetune:
         raise config.ConfigError(f"{parent} is a fine-tuned run: continue a run of pretraining")
-    free = set(WITHOUT_WEIGHTS)
-    if ours.model.positions == "rotary":
-        free.add("max_positions")
-    parts = [config.field_names(config.Model, part) for part in ("encoder", "decoder")]
-    fixed = {f"Model.{name}" for part in parts for name in part if name not in free}
+    free = set(config.field_names(config.Encoder, fits_weights="any"))
+    if ours.encoder.positions == "rotary":
+        free.update(config.field_names(config.Encoder, fits_weights="larger"))
+    fixed = {f"Encoder.{name}" for name in config.field_names(config.Encoder) if name not in free}
+    fixed |= {f"Decoder.{name}" for name in config.field_names(config.Decoder)}
     # Whether some parameters do not decay is a part of the structure of the optimiser's state.
     fixed |= {"Optimizer.kind", "Optimizer.decay_norms_and_biases"}
     if not (file := ours.vocabulary.file):
@@ -197,18 +192,12 @@ def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: st
         raise config.ConfigError(
             f"Vocabulary.file is another file than the vocabulary of {parent}: leave it out"
         )
-    before, after = config.values(theirs), config.values(ours)
-    changed = [name for name in before if before[name] != after[name]]
-    wrong = [
-        f"{name} is {before[name]!r} there, {after[name]!r} here"
-        for name in changed
-        if name in fixed
-    ]
-    if wrong:
+    changes = config.changes(theirs, ours)
+    if wrong := [line for name, line in changes.items() if name in fixed]:
         raise config.ConfigError(
             f"Run.continue_from: {parent} has another model or optimiser ({'; '.join(wrong)})"
         )
-    return [f"{name}: {before[name]!r} -> {after[name]!r}" for name in changed]
+    return list(changes.values())
 
 
 def count_rows_read(
@@ -260,7 +249,7 @@ def load_state(
     if not encoder:
         return StartingState(state)
     values = encoder.read_params(experiment.model)
-    values = adoption.repeat_positions(values, experiment.model.max_positions)
+    values = adoption.repeat_positions(values, experiment.encoder.max_positions)
     loaded = adoption.load_params(values, state.params, vocabulary_size, encoder.path)
     print(
         f"starting from {encoder.path} ({encoder.kind}); "

@@ -22,10 +22,11 @@ def print_start(
 
     `params` are the parameters or their shapes, `attention` the lines on the attention backends.
     """
-    if experiment.evaluated.masking.rate != experiment.masking.rate:
-        print(f"held-out losses and ranks: mask rate {experiment.evaluated.masking.rate:g}")
+    trained, heldout = (one.objective.masking.rate for one in (experiment, experiment.evaluated))
+    if heldout != trained:
+        print(f"held-out losses and ranks: mask rate {heldout:g}")
     try:
-        families.require_stock_family(experiment.model, special)
+        families.require_stock_family(experiment.encoder, special)
     except config.ConfigError as error:
         print(f"this run cannot be exported with --format=huggingface: {error}")
     for line in attention:
@@ -76,7 +77,7 @@ def report_result(
         print(f"done: step {steps}, which was not evaluated")
         return
     last = evaluated[-1]
-    trained, heldout = experiment.masking.rate, experiment.evaluated.masking.rate
+    trained, heldout = (one.objective.masking.rate for one in (experiment, experiment.evaluated))
     labels = {}
     if trained != heldout:
         labels["trained_label"] = f"training (one batch), at mask rate {trained:g}"

@@ -9,7 +9,7 @@ import typing
 import jax
 
 from maelm_jax import config
-from maelm_jax.model import maelm, masking
+from maelm_jax.model import maelm, masking, model_inputs
 
 # Dense bf16 peak of a device in FLOP/s, from the vendors' data sheets. A key matches whole words of
 # jax.Device.device_kind, and the first key that matches counts.
@@ -47,43 +47,58 @@ def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str
     attention. The encoder counts its V slots. The decoder counts L slots, or M if it computes the
     masked slots only. The head counts M slots.
     """
-    model, rows = experiment.model, experiment.run.batch_size
-    sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
+    own, rows, length = (
+        experiment.encoder,
+        experiment.run.batch_size,
+        experiment.corpus.sequence_length,
+    )
+    sizes = masking.budget(experiment.objective, length)
     visible, masked = sizes.visible, sizes.masked
-    encoder = _stack_flops(model, model.layers, rows, visible, (visible,))
+    encoder = _stack_flops(own, rows, visible, (visible,))
     encoder_attention = encoder.attention
-    if model.local_attention:
-        unseen = 1.0 - min(model.local_attention, visible) / visible
-        local = model.layers - len(range(0, model.layers, model.global_every))
-        encoder_attention *= 1.0 - unseen * local / model.layers
-    tokens = masked if model.decoder_slots == "masked" else experiment.corpus.sequence_length
-    slots = {"self": (tokens,), "self+cross": (tokens, visible), "cross": (visible,)}
-    attended = slots[model.decoder_attention]
-    decoder = _stack_flops(model.decoder, model.decoder_layers, rows, tokens, attended)
-    resized = 0.0  # by the linear maps before the decoder and before the head
-    if model.decoder.width != model.width:
-        resized_tokens = tokens + masked
-        if "cross" in model.decoder_attention:
-            resized_tokens += visible
-        resized = 6.0 * rows * model.width * model.decoder.width * resized_tokens
-    head = rows * 6.0 * masked * model.width * (model.width + maelm.table_rows(vocabulary_size))
+    if own.local_attention:
+        unseen = 1.0 - min(own.local_attention, visible) / visible
+        local = own.layers - len(range(0, own.layers, own.global_every))
+        encoder_attention *= 1.0 - unseen * local / own.layers
+    head = rows * 6.0 * masked * own.width * (own.width + maelm.table_rows(vocabulary_size))
+    decoder = StackFlops(0.0, 0.0)
+    if experiment.decoder:
+        decoder = _decoder_flops(experiment.decoder, own, rows, length, sizes)
     return {
         "encoder matrices": encoder.matrices,
         "encoder attention": encoder_attention,
-        "decoder matrices": decoder.matrices + resized,
+        "decoder matrices": decoder.matrices,
         "decoder attention": decoder.attention,
         "head": head,
     }
 
 
-def _stack_flops(
-    part: config.Model, layers: int, rows: int, tokens: int, keys: tuple[int, ...]
+def _decoder_flops(
+    decoder: config.Decoder,
+    encoder: config.Encoder,
+    rows: int,
+    length: int,
+    sizes: model_inputs.Budget,
 ) -> StackFlops:
-    """FLOPs of `layers` layers. `keys`: number of keys that each attention of a layer reads."""
-    matrices = part.feed_forward_kernels * part.width * part.feed_forward * tokens
-    matrices += sum(2 * part.width**2 * (tokens + count) for count in keys)
-    attention = part.width * tokens * sum(keys)
-    return StackFlops(layers * 6.0 * rows * matrices, layers * 12.0 * rows * attention)
+    """FLOPs of the decoder, with the linear maps that resize states before it and the head."""
+    visible, masked = sizes.visible, sizes.masked
+    tokens = masked if decoder.slots == "masked" else length
+    keys = {"self": (tokens,), "self+cross": (tokens, visible), "cross": (visible,)}
+    own = decoder.stack(encoder)
+    flops = _stack_flops(own, rows, tokens, keys[decoder.attention])
+    if own.width == encoder.width:
+        return flops
+    resized = tokens + masked + (visible if "cross" in decoder.attention else 0)
+    matrices = 6.0 * rows * encoder.width * own.width * resized
+    return flops._replace(matrices=flops.matrices + matrices)
+
+
+def _stack_flops(stack: config.Stack, rows: int, tokens: int, keys: tuple[int, ...]) -> StackFlops:
+    """FLOPs of the layers. `keys`: number of keys that each attention of a layer reads."""
+    matrices = stack.feed_forward_kernels * stack.width * stack.feed_forward * tokens
+    matrices += sum(2 * stack.width**2 * (tokens + count) for count in keys)
+    attention = stack.width * tokens * sum(keys)
+    return StackFlops(stack.layers * 6.0 * rows * matrices, stack.layers * 12.0 * rows * attention)
 
 
 def peak_flops() -> float | None:

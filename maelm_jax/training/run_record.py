@@ -340,7 +340,7 @@ def loss_curves(workdir: str, last_step: int | None = None) -> list[metrics.Curv
             ],
             first_token=parent.tokens if parent else 0,
             tokens_per_step=_tokens_per_step(recorded),
-            evaluated=(recorded.model.causal, recorded.evaluated.masking),
+            evaluated=(recorded.evaluated.objective,),
         )
         curves.insert(0, curve)
         workdir, last_step = (parent.workdir, parent.step) if parent else ("", None)

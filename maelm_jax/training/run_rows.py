@@ -151,7 +151,7 @@ def describe_differences(models: list, rows: list[np.ndarray], seeds: list[int])
     A model has a `path`, a `vocabulary` and the `experiment` that it is measured with. Each is
     measured on its own `rows` [R, L], with masks of its own seed.
     """
-    masks = [model.experiment.evaluated.masking for model in models]
+    masks = [model.experiment.evaluated.objective.masking for model in models]
     compared = {
         "vocabularies": [model.vocabulary.fingerprint[:12] for model in models],
         "rows": [f"{len(x)} of {x.shape[1]}, CRC-32 {zlib.crc32(x.tobytes()):08x}" for x in rows],

@@ -145,12 +145,14 @@ def make_mesh(settings: config.Mesh) -> jax.sharding.Mesh:
 def check_mesh(experiment: config.Experiment, mesh: jax.sharding.Mesh):
     """Raises ConfigError unless the mesh divides rows, heads, width and feed-forward width."""
     _check_batch_divides(experiment.run, mesh)
-    model = experiment.model
-    for part, owner in ((model, ""), (model.decoder, " of the decoder")):
+    parts: dict[str, config.Stack] = {"Encoder": experiment.encoder}
+    if experiment.decoder:
+        parts["Decoder"] = experiment.decoder.stack(experiment.encoder)
+    for owner, part in parts.items():
         for name, axis in (("heads", "tensor"), ("feed_forward", "tensor"), ("width", "fsdp")):
             if getattr(part, name) % mesh.shape[axis]:
                 raise config.ConfigError(
-                    f"Model.{name}={getattr(part, name)}{owner} is not divisible by "
+                    f"{owner}.{name}={getattr(part, name)} is not divisible by "
                     f"Mesh.{axis}={mesh.shape[axis]}. Use a Mesh.{axis} that divides it"
                 )
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from testing import LITTLE, little_rows, random_parameters
+from testing import LITTLE, experiment_of, little_rows, objective_of, random_parameters
 
 from maelm_jax import config
 from maelm_jax.analysis import moments, ranks
@@ -22,7 +22,7 @@ def encoder():
 
 def measured(encoder, settings, layers=None, size=16):
     _, params = encoder
-    experiment = config.Experiment(corpus=config.Corpus(sequence_length=LENGTH), masking=settings, model=LITTLE)
+    experiment = experiment_of(corpus=config.Corpus(sequence_length=LENGTH), objective=settings, model=LITTLE)
     compiled = jax.jit(moments.measure(experiment, 100, SPECIAL, layers))
     return moments.accumulate(compiled, params, little_rows(ROWS), 5, jax.random.key(3), SPECIAL.pad, size=size)
 
@@ -45,8 +45,8 @@ def states(encoder, settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        config.Masking(rate=0.3),
-        config.Masking(rate=0.4, encoder_mask_fraction=1.0, random_fraction=0.2, keep_fraction=0.2),
+        objective_of(rate=0.3),
+        objective_of(rate=0.4, encoder_mask_fraction=1.0, random_fraction=0.2, keep_fraction=0.2),
     ],
     ids=["mae-lm", "corrupted mlm"],
 )
@@ -70,7 +70,7 @@ def test_moments_are_those_of_the_whole_matrix(encoder, settings):
 
 
 def test_batches_and_layers_make_no_difference(encoder):
-    settings = config.Masking(rate=0.3, encoder_mask_fraction=1.0)
+    settings = objective_of(rate=0.3, encoder_mask_fraction=1.0)
     every, last = measured(encoder, settings), measured(encoder, settings, layers=(1, 2), size=ROWS)
     for name in moments.TOKEN_KINDS:
         np.testing.assert_allclose(last[name].product, every[name].product[1:], rtol=1e-4, atol=1e-3)

@@ -3,7 +3,7 @@
 import dataclasses
 
 import jax
-from testing import LITTLE, little_rows, mesh_of, random_parameters
+from testing import LITTLE, experiment_of, little_rows, mesh_of, objective_of, random_parameters
 
 from maelm_jax import config
 from maelm_jax.analysis import moments, monitor, ranks
@@ -16,7 +16,7 @@ LENGTH, WIDTH, ROWS = LITTLE.max_positions, LITTLE.width, 70
 def test_the_monitor_measures_what_the_analysis_does():
     params = random_parameters(jax.eval_shape(maelm.create(LITTLE, 100, SPECIAL).init, keys.make_key(0))["encoder"], seed=2)
     corpus, run = config.Corpus(sequence_length=LENGTH), config.Run(batch_size=8)
-    settings = config.Experiment(corpus=corpus, model=LITTLE, run=run)
+    settings = experiment_of(corpus=corpus, model=LITTLE, run=run)
     mesh = mesh_of(2, 1, 1)
     ranks_of = monitor.RankMonitor(settings, 100, SPECIAL, little_rows(ROWS), mesh)
     found = ranks_of({"encoder": params})
@@ -25,7 +25,7 @@ def test_the_monitor_measures_what_the_analysis_does():
     assert (used != SPECIAL.pad).sum() * 0.85 >= 40 * WIDTH and len(used) < ROWS, "as many rows as the width asks for"
     assert min(found.values()) > 1
     assert found["rank_all_last"] == found["rank_real_last"], "this encoder reads no [MASK]"
-    mlm = config.Masking(rate=0.5, encoder_mask_fraction=1.0)
+    mlm = objective_of(rate=0.5, encoder_mask_fraction=1.0)
     masked = dataclasses.replace(settings, masking=mlm)
     with_masks = monitor.RankMonitor(masked, 100, SPECIAL, little_rows(ROWS), mesh)
     logged = with_masks({"encoder": params})
@@ -36,6 +36,6 @@ def test_the_monitor_measures_what_the_analysis_does():
         product = whole["real"].product[layer] + whole["mask"].product[layer]
         assert logged[f"rank_all_{name}"] == ranks.effective_rank(ranks.spectrum(product), 0.9)
     assert any(logged[f"rank_all_{name}"] != logged[f"rank_real_{name}"] for name in ("middle", "last")), logged
-    masking = config.Masking(rate=0.5, heldout_rate=config.Masking().rate)
+    masking = objective_of(rate=0.5, heldout_rate=objective_of().rate)
     assert monitor.RankMonitor(dataclasses.replace(settings, masking=masking), 100, SPECIAL, little_rows(ROWS), mesh)({"encoder": params}) == found
     assert monitor.RankMonitor(settings, 100, SPECIAL, little_rows(ROWS)[:4], mesh)({"encoder": params}) == {}, "too few tokens: no rank"

@@ -66,7 +66,7 @@ def test_of_many_heldout_rows_only_some_are_read(monkeypatch):
     recorded = types.SimpleNamespace(split=lambda name: {"a": store}, rates={"a": 1.0})
     monkeypatch.setattr(run_rows, "open_recorded", lambda *_: recorded)
     monkeypatch.setattr(runs.batches, "read_heldout", heldout)
-    run = opened("a", "SEQUENCE_LENGTH=8", "Model.width=4", "Model.heads=1")
+    run = opened("a", "SEQUENCE_LENGTH=8", "Encoder.width=4", "Encoder.heads=1")
     assert len(runs.read_heldout_rows(run, 1000)) == 1000 and counts == [251, 502, 1004]
     assert len(runs.read_heldout_rows(run, 10**6)) == 10_000 and counts[-1] == 10_000
 

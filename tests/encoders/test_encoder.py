@@ -206,10 +206,10 @@ def test_masks_are_read_by_an_encoder_that_read_them_in_pretraining(make_workdir
     settings = {
         "hidden": {},
         "read": read,
-        "kept": read | {"Model.decoder_refills_mask": False},
+        "kept": read | {"Decoder.refills_mask": False},
         "renumbered": {"Masking.renumber": True},
         "random": read | {"Masking.random_fraction": 1.0},
-        "mlm": read | {"Masking.random_fraction": 1.0, "Model.decoder_layers": 0, "Model.decoder_relative_bias": False},
+        "mlm": read | {"Masking.random_fraction": 1.0, "Decoder.layers": 0, "Decoder.relative_bias": False},
     }
     loaded = {name: maelm_jax.load_encoder(make_workdir(tmp_path / name, changes)) for name, changes in settings.items()}
     assert {name for name in settings if loaded[name].reads_masks} == {"read", "kept", "mlm"}, "in MLM nothing else predicts"
@@ -220,12 +220,12 @@ def test_masks_are_read_by_an_encoder_that_read_them_in_pretraining(make_workdir
         again = maelm_jax.load_encoder(tmp_path / "out" / name)
         for field in ("mask_fraction", "renumber"):
             assert getattr(again, field) == getattr(loaded[name], field)
-        assert again.model.decoder_refills_mask == loaded[name].model.decoder_refills_mask
+        assert again.model.decoder.refills_mask == loaded[name].model.decoder.refills_mask
 
 
 def test_a_run_of_another_kind_of_device_is_loaded(make_workdir, tmp_path):
     """Its attention backend computes nothing here."""
-    workdir = make_workdir(tmp_path / "run", {"Model.attention_backend": "'cudnn'"})
+    workdir = make_workdir(tmp_path / "run", {"Compute.attention_backend": "'cudnn'"})
     assert maelm_jax.load_encoder(workdir).encode(["A text."]).shape == (1, 32)
 
 

@@ -11,7 +11,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from testing import ROOT, call, flatten
+from testing import ROOT, call, flatten, model_of
 
 import maelm_jax
 from maelm_jax import config, export, gin_files
@@ -192,8 +192,8 @@ def test_a_card_describes_every_ablation(file, tmp_path, vocabulary):
     found = source.EncoderSource(str(tmp_path), "workdir", settings, None, 48, 0.0, dict, experiment, 12)
     untrained = encoder.Encoder({}, experiment.model, vocabulary, 48)
     text = card.render("huggingface", "name", found, untrained, folders.Written("MPNetModel", 3), True, "x")
-    assert f"masked, by {experiment.masking.unit}." in text
-    assert f"{experiment.masking.random_fraction:.0%} become random tokens" in text
+    assert f"masked, by {experiment.objective.masking.unit}." in text
+    assert f"{experiment.objective.masking.random_fraction:.0%} become random tokens" in text
 
 
 # What is refused.
@@ -205,7 +205,7 @@ def test_a_card_describes_every_ablation(file, tmp_path, vocabulary):
         ("mpnet", ["--step=7"], "step 7; it holds 6, 12"),
         ("reference", [], "docs/encoders.md"),
         ("mpnet", ["--format=reference"], "--gin_file=ablations/reference_positions.gin"),
-        ("mpnet", ["--gin.Model.layers=3"], "unrecognized arguments: --gin.Model.layers=3"),
+        ("mpnet", ["--gin.Encoder.layers=3"], "unrecognized arguments: --gin.Encoder.layers=3"),
     ],
 )
 def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(workdirs, tmp_path, name, more, message):
@@ -227,7 +227,7 @@ def test_a_workdir_without_a_checkpoint(workdirs, tmp_path):
 
 def test_what_a_format_cannot_hold_is_refused_with_the_format_to_use(vocabulary, monkeypatch):
     monkeypatch.setattr(folders.weight_files, "require_torch", lambda purpose: None)
-    usual = config.Model(layers=2, width=32, heads=4, feed_forward=48)
+    usual = model_of(layers=2, width=32, heads=4, feed_forward=48)
 
     def refuse_format(format: str, model: config.Model, **more) -> str:
         with pytest.raises(config.ConfigError) as error:
@@ -271,7 +271,7 @@ def test_a_vocabulary_that_has_no_tokenizer_json_is_exported_without_it(make_wor
     assert "out/sentencepiece.model" in (tmp_path / "out" / "README.md").read_text()
     one, other = (maelm_jax.load_encoder(path) for path in (workdir, tmp_path / "out"))
     assert one.vocabulary.fingerprint == other.vocabulary.fingerprint
-    assert one.length == other.length < one.model.max_positions
+    assert one.length == other.length < one.model.encoder.max_positions
 
 
 # The folder.

@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from testing import STOCK_ENCODERS, call, encoder_states, padded_ids, training
+from testing import STOCK_ENCODERS, call, encoder_states, model_of, padded_ids, training
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
@@ -57,7 +57,7 @@ def test_hidden_states_are_those_of_transformers(copy_stock, stock_name, tmp_pat
     ids = padded_ids(verify.sample_texts()[:9], vocabulary, 40)
     real, types = ids != vocabulary.pad, np.zeros_like(ids)
     inputs = {"input_ids": torch.tensor(ids).long(), "attention_mask": torch.tensor(real).long()}
-    if encoder.model.token_types > 1:
+    if encoder.model.encoder.token_types > 1:
         types[:, 5:] = 1
         inputs["token_type_ids"] = torch.tensor(types).long()
     with torch.no_grad():
@@ -87,9 +87,9 @@ def test_the_tokenizer_reads_pairs_as_the_family_does(copy_stock, stock_name, mo
 
 
 def test_a_pair_has_types_only_where_the_encoder_has_a_table_of_them():
-    counts = {count: families.choose_pair_format(config.Model(family="bert", token_types=count)).has_types for count in (1, 2)}
+    counts = {count: families.choose_pair_format(model_of(family="bert", token_types=count)).has_types for count in (1, 2)}
     assert counts == {1: False, 2: True}
-    assert not families.choose_pair_format(config.Model(family="roberta", token_types=2)).has_types
+    assert not families.choose_pair_format(model_of(family="roberta", token_types=2)).has_types
 
 
 @pytest.mark.parametrize("stock_name", ["bert", "electra", "modernbert"])
@@ -174,7 +174,7 @@ def test_layers_of_modernbert_are_global_or_local_as_config_json_says(entries, e
     assert MODERNBERT.find_unsupported(SIZES | entries) == []
     settings = MODERNBERT.read_settings(SIZES | entries)
     assert local_settings(settings) == expected
-    model = config.Model(**settings, decoder_layers=0)
+    model = model_of(**settings, decoder_layers=0)
     written = MODERNBERT.make_entries(model, config.SpecialIds.of_size(600), 600)
     assert settings.items() <= MODERNBERT.read_settings(written).items(), "it is written as it was read"
     older = {name: value for name, value in written.items() if name not in ("layer_types", "rope_parameters")}
@@ -212,7 +212,7 @@ def test_mae_lm_trains_from_a_stock_folder(copy_stock, stock_name, model_type, t
     more += [f"Run.init_from={folder}", "Optimizer.learning_rate=1e-6", "Optimizer.muon_learning_rate=1e-6"]
     done = call("train", *training(text, tmp_path / "run", *(f"--gin.{one}" for one in more)))
     assert done.status == 0, done.stderr
-    assert f"Model.family: None -> '{model_type}'" in done.stdout and "with fresh weights: decoder and head" in done.stdout
+    assert f"Encoder.family: None -> '{model_type}'" in done.stdout and "with fresh weights: decoder and head" in done.stdout
     run, stock = maelm_jax.load_encoder(tmp_path / "run"), maelm_jax.load_encoder(folder)
     for path, value in stock.params.items():
         if path.startswith("encoder/"):

@@ -54,7 +54,7 @@ def test_a_case_of_the_reference_as_a_checkpoint(path, tmp_path):
     assert np.array_equal(values["encoder/blocks/feed_forward/up/kernel"][1], weights["encoder.sentence_encoder.layers.1.fc1.weight"].T)
     published.write(tmp_path / "model.pt", values, found.model, case["vocab_size"], 8)
     stored = weight_files.read_pytorch(tmp_path / "model.pt")
-    head = "gen_decoder" if found.model.decoder_layers else "encoder"
+    head = "gen_decoder" if found.model.decoder.layers else "encoder"
     assert np.array_equal(stored["model"][f"{head}.lm_head.weight"], weights[published.TOKENS]), "tied copies are there"
     assert stored["args"].rel_pos_bins == case["rel_pos_bins"]
     again = source.find_encoder(tmp_path / "model.pt")
@@ -62,7 +62,7 @@ def test_a_case_of_the_reference_as_a_checkpoint(path, tmp_path):
     assert all(np.array_equal(value, values[name]) for name, value in again.read_params().items())
     # Without `args`, the number of heads is that of the table of relative biases.
     weight_files.write_pytorch(tmp_path / "bare.pt", stored["model"], {}, {})
-    assert source.find_encoder(tmp_path / "bare.pt").model.heads == found.model.heads
+    assert source.find_encoder(tmp_path / "bare.pt").model.encoder.heads == found.model.encoder.heads
 
 
 def test_a_reference_checkpoint_that_does_not_fit_is_listed(published_folders, tmp_path):

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from testing import LITTLE, ROOT, call, flatten, training
+from testing import LITTLE, ROOT, call, flatten, model_of, training
 
 import maelm_jax
 from maelm_jax import config, export, gin_files
@@ -156,12 +156,12 @@ def test_a_step_that_is_none_is_refused(copy_export, workdirs, tmp_path):
 
 
 def test_an_export_keeps_its_dropout_and_changes_none_of_a_run(make_workdir, tmp_path):
-    run = make_workdir(tmp_path / "run", {"Model.dropout": 0.25, "Model.attention_dropout": 0.2, "Model.decoder_refills_mask": False})
+    run = make_workdir(tmp_path / "run", {"Dropout.hidden": 0.25, "Dropout.attention": 0.2, "Decoder.refills_mask": False})
     found = source.find_encoder(write(run, tmp_path / "out"))
-    assert (found.model.dropout, found.model.attention_dropout, found.model.decoder_refills_mask) == (0.25, 0.2, False)
+    assert (found.model.dropout.hidden, found.model.dropout.attention, found.model.decoder.refills_mask) == (0.25, 0.2, False)
     before = gin_files.load(["tiny.gin"])
     after = adoption.adopt_settings(before, found).experiment.model
-    assert (after.dropout, after.attention_dropout) == (before.model.dropout, before.model.attention_dropout)
+    assert (after.dropout, after.attention_dropout) == (before.model.dropout.hidden, before.model.dropout.attention)
     assert after.decoder_refills_mask is False, "part of the decoder's function"
 
 
@@ -179,7 +179,7 @@ def edited(workdirs, tmp_path):
             if path.name != "config.gin":
                 (folder / path.name).symlink_to(path)
         experiment = gin_files.load([str(workdirs[name] / "config.gin")])
-        experiment = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **changes))
+        experiment = dataclasses.replace(experiment, model=model_of(experiment.model, **changes))
         (folder / "config.gin").write_text(gin_files.render(experiment))
         return folder
 
@@ -321,10 +321,14 @@ def test_a_stock_folder_is_taken_over(copy_export, workdirs, tmp_path):
     folder = stock_roberta(copy_export, tmp_path / "stock")
     original, found, experiment = read_params(workdirs["roberta-mlm"]), source.find_encoder(folder), gin_files.load(["tiny.gin"])
     adopted, changes = adoption.adopt_settings(experiment, found)
-    assert adopted.model.layer_norm_eps == 1e-6 and adopted.model.relative_buckets == "none" and adopted.model.max_positions == 160
-    assert adopted.model.decoder_layers == experiment.model.decoder_layers and adopted.vocabulary.file == str(folder / "tokenizer.json")
+    assert (
+        adopted.model.encoder.layer_norm_eps == 1e-6
+        and adopted.model.encoder.relative_buckets == "none"
+        and adopted.model.encoder.max_positions == 160
+    )
+    assert adopted.model.decoder.layers == experiment.model.decoder.layers and adopted.vocabulary.file == str(folder / "tokenizer.json")
     assert any("layer_norm_eps: 1e-05 -> 1e-06" in line for line in changes)
-    assert adopted.model.decoder_relative_bias, "so that the fresh decoder begins at neighbours, which RoBERTa's positions do not tell it"
+    assert adopted.model.decoder.relative_bias, "so that the fresh decoder begins at neighbours, which RoBERTa's positions do not tell it"
     values = found.read_params(adopted.model)
     assert np.array_equal(values["encoder/position_embedding"], original["encoder/position_embedding"])
     assert np.array_equal(values["encoder/token_type_embedding"], np.linspace(-1, 1, 32, dtype=np.float32)[None])
@@ -349,9 +353,9 @@ def test_a_stock_folder_is_taken_over(copy_export, workdirs, tmp_path):
 def test_a_workdir_gives_its_shape_and_its_decoder_unless_the_run_has_an_ablation(workdirs, changes, taken, is_kept):
     """Self-attention and cross-attention have parameters of the same names and shapes."""
     found, experiment = source.find_encoder(workdirs["mpnet"]), gin_files.load([str(workdirs["mpnet"] / "config.gin")])
-    run = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **changes))
+    run = dataclasses.replace(experiment, model=model_of(experiment.model, **changes))
     model = adoption.adopt_settings(run, found).experiment.model
-    assert model == dataclasses.replace(run.model, **taken)
+    assert model == model_of(run.model, **taken)
     assert any(path.startswith("decoder/") for path in found.read_params(model)) == is_kept
 
 
@@ -366,14 +370,14 @@ def test_another_vocabulary_than_that_of_the_encoder_is_refused(other_vocabulary
 def test_rows_longer_than_those_of_a_rotary_encoder_are_read_if_the_run_has_the_positions(workdirs):
     """A larger theta of the run stays too, a smaller one does not."""
     found = source.find_encoder(workdirs["modernbert"])
-    longer = ["SEQUENCE_LENGTH=256", "Model.max_positions=256", "Model.rotary_theta=160000.0"]
+    longer = ["SEQUENCE_LENGTH=256", "Encoder.max_positions=256", "Encoder.rotary_theta=160000.0"]
     adopted, changes = adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], longer), found)
-    assert (adopted.model.max_positions, adopted.model.rotary_theta) == (256, 160_000.0) and adopted.model.layers == 2
+    assert (adopted.model.encoder.max_positions, adopted.model.encoder.rotary_theta) == (256, 160_000.0) and adopted.model.encoder.layers == 2
     assert sum("stays" in line for line in changes) == 2
-    smaller = ["Model.max_positions=64", "Model.rotary_theta=5000.0"]
+    smaller = ["Encoder.max_positions=64", "Encoder.rotary_theta=5000.0"]
     model = adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], smaller), found).experiment.model
     assert (model.max_positions, model.rotary_theta) == (160, 10_000.0)
-    with pytest.raises(config.ConfigError, match="set Model.max_positions=256"):
+    with pytest.raises(config.ConfigError, match="set Encoder.max_positions=256"):
         adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], [longer[0], "Run.init_from='there'"]), found)
 
 
@@ -396,7 +400,7 @@ def test_published_buckets_are_not_numbered_anew_for_longer_rows(workdirs):
     published = found.settings | {"relative_buckets": "reference", "max_distance": 256}
     fits, shifts = (gin_files.load(["tiny.gin"], [f"SEQUENCE_LENGTH={n}", "Run.init_from='there'"]) for n in (160, 161))
     found = dataclasses.replace(found, settings=published)
-    assert adoption.adopt_settings(fits, found).experiment.model.max_positions == 160
+    assert adoption.adopt_settings(fits, found).experiment.model.encoder.max_positions == 160
     with pytest.raises(config.ConfigError, match="Corpus.sequence_length 161"):
         adoption.adopt_settings(shifts, found)
 
@@ -405,15 +409,15 @@ def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_ov
     """Its heads have 8 values, those of base.gin 64."""
     found = source.find_encoder(workdirs["mpnet"])
     settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{found.path}'"]
-    fitting, other = (gin_files.load(["continue.gin"], [*settings, f"Model.decoder_width={width}"]) for width in (24, 20))
-    assert adoption.adopt_settings(fitting, found).experiment.model.decoder_width == 24
+    fitting, other = (gin_files.load(["continue.gin"], [*settings, f"Decoder.width={width}"]) for width in (24, 20))
+    assert adoption.adopt_settings(fitting, found).experiment.model.decoder.width == 24
     with pytest.raises(config.ConfigError, match="decoder_width 20 is not a multiple of the encoder's head size 8"):
         adoption.adopt_settings(other, found)
 
 
 @pytest.mark.parametrize("theirs,ours", [(None, None), (64, 64), (None, 64), (64, None), (64, 96)])
 def test_a_head_that_reads_another_width_is_left_out(theirs, ours):
-    source_params, run_params = (blank_params(dataclasses.replace(LITTLE, decoder_layers=1, decoder_width=width), 128) for width in (theirs, ours))
+    source_params, run_params = (blank_params(model_of(LITTLE, decoder_layers=1, decoder_width=width), 128) for width in (theirs, ours))
     values = {path: np.asarray(value) for path, value in flatten(source_params).items() if not path.startswith("decoder/")}
     fresh = adoption.load_params(values, run_params, 128, "source").fresh
     assert fresh == (["decoder"] if theirs == ours else ["decoder", "head"])
@@ -427,7 +431,7 @@ def test_an_existing_encoder_is_continued(copy_export, text, tmp_path):
     argv = training(text, tmp_path / "run", *(f"--gin.{one}" for one in more))
     done = call("train", *argv)
     assert done.status == 0, done.stderr
-    assert "Model.layer_norm_eps: 1e-05 -> 1e-06" in done.stdout and "with fresh weights: decoder; left out of it: nothing" in done.stdout
+    assert "Encoder.layer_norm_eps: 1e-05 -> 1e-06" in done.stdout and "with fresh weights: decoder; left out of it: nothing" in done.stdout
     before, after = read_params(folder), read_params(tmp_path / "run")
     for path in before:
         assert before[path].shape == after[path].shape and np.abs(before[path] - after[path]).max() < 1e-4, path

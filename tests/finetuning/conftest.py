@@ -32,7 +32,14 @@ def pretrained(vocabulary, tmp_path_factory) -> pathlib.Path:
     from maelm_jax.model import maelm
     from maelm_jax.training import checkpoint, step
 
-    settings = ["Model.layers=1", "Model.width=32", "Model.heads=2", "Model.feed_forward=64", "SEQUENCE_LENGTH=64", "Model.max_positions=64"]
+    settings = [
+        "Encoder.layers=1",
+        "Encoder.width=32",
+        "Encoder.heads=2",
+        "Encoder.feed_forward=64",
+        "SEQUENCE_LENGTH=64",
+        "Encoder.max_positions=64",
+    ]
     experiment = gin_files.load(["tiny.gin"], [*settings, "Vocabulary.size=500", "Mesh.fsdp=7"])  # a mesh of elsewhere
 
     def make(folder: pathlib.Path):

@@ -131,7 +131,7 @@ def test_a_run_leaves_its_settings_its_results_and_the_predictions_of_its_best_e
     results = json.loads((rte_run / "results.json").read_text())
     assert len(results["evaluations"]) == 4 and results["labels"] == ["entailment", "not_entailment"]
     saved = gin_files.load([str(rte_run / "config.gin")])
-    assert saved.finetune.tasks == "rte" and saved.finetune.init_from == str(pretrained) and saved.model.width == 32
+    assert saved.finetune.tasks == "rte" and saved.finetune.init_from == str(pretrained) and saved.model.encoder.width == 32
     header, *rows = [line.split("\t") for line in (rte_run / "predictions_probabilities.tsv").read_text().splitlines()]
     likeliest = [header[1 + int(np.argmax(list(map(float, row[1:]))))] for row in rows]
     predicted = [line.split("\t")[1] for line in (rte_run / "predictions.tsv").read_text().splitlines()[1:]]
@@ -214,7 +214,12 @@ def test_every_config_loads_on_a_pretrained_run(path, pretrained, data_dir, tmp_
     assert [one.label for one in planned[:2]] == ["little", "random-little"] and planned[0].task == planned[1].task
     for task, _, _, experiment, _ in planned:
         assert experiment.finetune.tasks == task and experiment.finetune.grid.listed("seeds") == (4, 5)
-        assert (experiment.model.width, experiment.model.dropout, experiment.model.dtype, experiment.mesh.fsdp) == (32, 0.1, "float32", 1)
+        assert (experiment.model.encoder.width, experiment.model.dropout.hidden, experiment.model.compute.dtype, experiment.mesh.fsdp) == (
+            32,
+            0.1,
+            "float32",
+            1,
+        )
     if path.stem == "glue":
         (alone,) = grid.plan([str(pretrained)], files, ["Finetune.tasks=('rte',)"])
         assert alone.is_listed and alone.experiment.finetune.grid.epochs == 10, "a table of one task has that task's settings too"

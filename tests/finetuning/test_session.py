@@ -7,7 +7,7 @@ import types
 import jax
 import numpy as np
 import pytest
-from testing import input_format, only_devices
+from testing import input_format, objective_of, only_devices
 
 from maelm_jax import config, finetune, gin_files
 from maelm_jax.finetuning import batches, grid, initial_encoder, session
@@ -15,7 +15,7 @@ from maelm_jax.finetuning.batches import Features
 from maelm_jax.finetuning.task import TaskData
 from maelm_jax.training import checkpoint, flops
 
-SETTINGS = ["BATCH_SIZE=32", "Finetune.evaluations=1", "Model.dropout=0.0", "Model.attention_dropout=0.0"]
+SETTINGS = ["BATCH_SIZE=32", "Finetune.evaluations=1", "Dropout.hidden=0.0", "Dropout.attention=0.0"]
 FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "MAX_LENGTH=64"]
 
 
@@ -105,7 +105,7 @@ def test_a_run_logs_ranks_where_asked_before_its_first_step_at_intervals_and_aft
     monitor = run.session.rank_monitor(run.experiment)
     assert monitor(checkpoint.read_params(str(pretrained), 3)) == {name: logged[0][name] for name in names}
     assert any(logged[0][name] != logged[6][name] for name in names)
-    masked = dataclasses.replace(run.experiment, masking=config.Masking(rate=0.3))
+    masked = dataclasses.replace(run.experiment, objective=objective_of(rate=0.3))
     assert run.session.rank_monitor(run.experiment) is monitor and run.session.rank_monitor(masked) is not monitor
 
 

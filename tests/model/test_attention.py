@@ -58,7 +58,7 @@ def test_blocks_of_a_window_see_what_the_window_does(block):
         (H100, {}, "cudnn", "NVIDIA H100"),
         (H100, {"has_dense_mask": True}, "cudnn", ""),
         (H100, {"head_size": 96}, "cudnn", ""),
-        (H100, {"dropout_rate": 0.1}, "xla", "Model.attention_dropout=0"),
+        (H100, {"dropout_rate": 0.1}, "xla", "Dropout.attention=0"),
         (H100, {"queries": 441}, "xla", "441 queries"),
         (H100, {"head_size": 100}, "xla", "100"),
         (H100, {"dtype": jnp.dtype("float32")}, "xla", "float32"),
@@ -88,7 +88,7 @@ def test_cudnn_is_for_nvidia_gpus_from_ampere_on(platform, capability, expected)
 
 def test_a_backend_that_cannot_compute_is_refused():
     for backend, changes, target in (("cudnn", {}, CPU), ("pallas_tpu", {"heads": 11}, CPU), ("cudnn", {"dropout_rate": 0.1}, H100)):
-        with pytest.raises(config.ConfigError, match="Model.attention_backend"):
+        with pytest.raises(config.ConfigError, match="Compute.attention_backend"):
             attention.choose_backend(backend, BASE._replace(**changes), target)
     assert attention.choose_backend("pallas_tpu", BASE, CPU).backend == "pallas_tpu"
 

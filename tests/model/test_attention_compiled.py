@@ -11,13 +11,13 @@ from testing import ROOT
 
 LAYERS, DECODER_LAYERS = 3, 2
 SETTINGS = {
-    "Model.layers": LAYERS,
-    "Model.decoder_layers": DECODER_LAYERS,
-    "Model.width": 256,
-    "Model.heads": 4,
-    "Model.feed_forward": 256,
-    "Model.dtype": "bfloat16",
-    "Model.max_positions": 256,
+    "Encoder.layers": LAYERS,
+    "Decoder.layers": DECODER_LAYERS,
+    "Encoder.width": 256,
+    "Encoder.heads": 4,
+    "Encoder.feed_forward": 256,
+    "Compute.dtype": "bfloat16",
+    "Encoder.max_positions": 256,
     "Vocabulary.size": 512,
     "SEQUENCE_LENGTH": 256,
     "BATCH_SIZE": 32,
@@ -72,5 +72,5 @@ def test_a_compiled_step_keeps_no_scores(tensor):
     assert program["calls"] == 2 * bodies, "forward and backward, no forward again"
     assert program["scores"] == ["bf16"]
     if tensor == 1:  # XLA divides the other layers of the model over `tensor` with large copies
-        stacked_scores = 4 * LAYERS * SETTINGS["BATCH_SIZE"] // 4 * SETTINGS["Model.heads"] * VISIBLE**2
+        stacked_scores = 4 * LAYERS * SETTINGS["BATCH_SIZE"] // 4 * SETTINGS["Encoder.heads"] * VISIBLE**2
         assert program["temporaries"] < stacked_scores, "those of the encoder's layers, in float32"

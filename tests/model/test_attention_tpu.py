@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from testing import mesh_of
+from testing import mesh_of, model_of
 
-from maelm_jax import config
 from maelm_jax.model import attention, positions
 
 RATE = 0.2
@@ -118,7 +117,9 @@ def test_devices_divide_the_heads_of_a_kernel():
     (q, k, v, bias), d_states = inputs["arrays"], inputs["d_states"]
 
     def states(q, k, v, bias, keys, *, backend="pallas_tpu"):
-        terms = attention.prepare_terms(attention.ScoreTerms(bias), config.Model(width=256, heads=4, attention_backend=backend), 16, 16, RATE)
+        terms = attention.prepare_terms(
+            attention.ScoreTerms(bias), model_of(width=256, heads=4, attention_backend=backend).encoder_settings, 16, 16, RATE
+        )
         return attention.attend(q, k, v, heads=4, terms=terms, dropout_rate=RATE, dropout_keys=keys, backend=backend)
 
     def on_each_device(*arguments):

@@ -22,8 +22,8 @@ from maelm_jax.training import flops
     ],
 )
 def test_what_the_decoder_attends_to(name, before, after, cross):
-    experiment, graph, params, inputs = make(name, "Model.decoder_layers=2")
-    width, slots = experiment.model.width, 8
+    experiment, graph, params, inputs = make(name, "Decoder.layers=2")
+    width, slots = experiment.model.encoder.width, 8
     where = model_inputs.SlotInfo(jnp.ones((1, slots), jnp.int32), inputs.positions[:1, :slots])
     read = model_inputs.SlotInfo(jnp.asarray([[1, 1, 1, 2, 0]], jnp.int32), inputs.positions[:1, :5])
     x, states = (jax.random.normal(jax.random.key(i), (1, n, width)) for i, n in ((0, slots), (1, 5)))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from testing import flatten, stock_config
+from testing import flatten, model_of, objective_of, stock_config
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -15,7 +15,7 @@ from maelm_jax.model import loss, maelm, masking  # noqa: E402
 
 SIZE, LENGTH = 100, 32
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
-MODEL = config.Model(
+MODEL = model_of(
     layers=2,
     width=32,
     heads=4,
@@ -61,7 +61,7 @@ def test_masked_language_model_and_its_gradients_are_those_of_the_stock_model(mo
     graph, params, stock = models
     ids = np.random.default_rng(0).integers(4, 99, (3, LENGTH)).astype(np.int32)
     ids[:, 0], ids[0, 20:] = 0, 1
-    settings = config.Masking(encoder_mask_fraction=1.0, rate=0.25)
+    settings = objective_of(encoder_mask_fraction=1.0, rate=0.25)
     inputs = masking.draw(jax.random.split(jax.random.key(1), 3), jnp.asarray(ids), settings, masking.budget(settings, LENGTH), SPECIAL)
 
     def total(params):

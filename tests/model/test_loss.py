@@ -5,12 +5,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from testing import objective_of
 
 from maelm_jax import config
 from maelm_jax.model import loss, masking, model_inputs
 
 SPECIAL = config.SpecialIds.of_size(300)
-RATE = config.Masking()
+RATE = objective_of()
 
 
 @functools.cache

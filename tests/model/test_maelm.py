@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
+from testing import model_of, objective_of
 
 from maelm_jax import config
 from maelm_jax.model import attention, loss, maelm, masking, model_inputs
@@ -39,7 +40,7 @@ MODERN = {
 
 
 def make(masking_settings=None, full_length=False, **changes):
-    settings = config.Model(**{**TINY, **changes})
+    settings = model_of(**{**TINY, **changes})
     graph, init = maelm.create(settings, 100, SPECIAL)
     rng = np.random.default_rng(1)
 
@@ -51,11 +52,11 @@ def make(masking_settings=None, full_length=False, **changes):
     params = jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(init, jax.random.key(1)))
     ids = np.random.default_rng(0).integers(4, 99, (3, LENGTH)).astype(np.int32)
     ids[:, [0, 12]], ids[:, [11, -4]], ids[:, -3:] = 0, 2, 1
-    return graph, params, inputs_of(jnp.asarray(ids), masking_settings or config.Masking(), full_length)
+    return graph, params, inputs_of(jnp.asarray(ids), masking_settings or objective_of(), full_length)
 
 
 @functools.cache
-def draw(settings: config.Masking, full_length: bool):
+def draw(settings: config.Objective, full_length: bool):
     sizes = masking.budget(settings, LENGTH)
     if full_length:
         sizes = model_inputs.Budget(LENGTH, sizes.masked)
@@ -71,7 +72,7 @@ def test_the_encoder_sees_visible_tokens_only(architecture):
     graph, params, _ = make(**architecture)
     ids = np.random.default_rng(0).permutation(np.arange(4, 99))[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)
     ids[:, [0, 12]], ids[:, [11, -4]], ids[:, -3:] = 0, 2, 1
-    inputs = inputs_of(jnp.asarray(ids), config.Masking(rate=0.5))
+    inputs = inputs_of(jnp.asarray(ids), objective_of(rate=0.5))
 
     def encoded_sum(table):
         changed = params | {"encoder": params["encoder"] | {"token_embedding": table}}
@@ -90,12 +91,12 @@ def test_a_prediction_depends_on_visible_tokens_of_its_segment_only():
     graph, params, inputs = make()
     model = jax.jit(maelm.apply(graph, params))
     dropped = np.asarray(inputs.masked_index) < inputs.masked_slots.shape[1]
-    other = inputs_of(jnp.where(dropped, 50, inputs.ids), config.Masking())
+    other = inputs_of(jnp.where(dropped, 50, inputs.ids), objective_of())
     assert (other.masked_slots == inputs.masked_slots).all()
     ours = np.asarray(model(inputs))
     assert (ours == model(other)).all()
     visible = ~dropped & (np.asarray(inputs.ids) > 3)
-    changed = inputs_of(jnp.where(visible & (np.asarray(inputs.segments) == 2), 50, inputs.ids), config.Masking())
+    changed = inputs_of(jnp.where(visible & (np.asarray(inputs.segments) == 2), 50, inputs.ids), objective_of())
     slots = np.asarray(inputs.masked_slots)
     first = np.take_along_axis(np.asarray(inputs.segments), np.minimum(slots, LENGTH - 1), 1) == 1
     is_same = (ours == model(changed)).all(-1)
@@ -108,7 +109,7 @@ def test_a_segment_without_visible_tokens_reads_no_other(attends_to):
     graph, params, inputs = make(decoder_attention=attends_to, decoder_slots="masked")
     segments, slots = np.asarray(inputs.segments), np.asarray(inputs.masked_slots)
     dropped = np.asarray(inputs.masked_index) < inputs.masked_slots.shape[1]
-    changed = inputs_of(jnp.where(~dropped & (segments == 1) & (inputs.ids > 3), 50, inputs.ids), config.Masking())
+    changed = inputs_of(jnp.where(~dropped & (segments == 1) & (inputs.ids > 3), 50, inputs.ids), objective_of())
     assert (changed.masked_slots == inputs.masked_slots).all() and (changed.ids != inputs.ids).any()
 
     def predict(inputs):
@@ -124,7 +125,7 @@ def test_a_segment_without_visible_tokens_reads_no_other(attends_to):
 
 
 def test_a_causal_model_predicts_a_token_from_those_before_it():
-    settings = config.Masking(rate=0.95, encoder_mask_fraction=1.0, keep_fraction=1.0)
+    settings = objective_of(rate=0.95, encoder_mask_fraction=1.0, keep_fraction=1.0)
     graph, params, inputs = make(settings, causal=True, decoder_layers=0)
     other = inputs_of(inputs.ids.at[:, 6].set(50), settings)
     model = jax.jit(maelm.apply(graph, params))
@@ -145,7 +146,7 @@ def test_a_causal_model_predicts_a_token_from_those_before_it():
 def test_compact_is_full_length(masks, changes):
     results = []
     for full_length in (False, True):
-        graph, params, inputs = make(config.Masking(rate=0.5, **masks), full_length, **changes)
+        graph, params, inputs = make(objective_of(rate=0.5, **masks), full_length, **changes)
         assert (inputs.encoder_slots.shape[1] == LENGTH) == full_length
 
         def sums(params, graph=graph, inputs=inputs):
@@ -161,7 +162,7 @@ def test_compact_is_full_length(masks, changes):
 
 @pytest.mark.parametrize("refills", [True, False])
 def test_the_decoder_reads_the_encoder_at_a_masked_slot_only_without_refilling(refills):
-    graph, params, inputs = make(config.Masking(encoder_mask_fraction=0.5), decoder_refills_mask=refills)
+    graph, params, inputs = make(objective_of(encoder_mask_fraction=0.5), decoder_refills_mask=refills)
     model = maelm.apply(graph, params)
     encoded, by_slot = (jax.random.normal(jax.random.key(0), (3, slots, TINY["width"])) for slots in (inputs.encoder_slots.shape[1], LENGTH))
     gradient = jax.jit(jax.grad(lambda x: (model._decode(x, encoded, inputs) ** 2).sum()))(by_slot)
@@ -190,7 +191,7 @@ def test_gradients_are_the_same_however_they_are_computed(architecture):
     keys = jax.random.split(jax.random.key(5), inputs.ids.shape[0])
 
     def gradient(**way):
-        graph, _ = maelm.create(config.Model(**(TINY | changes | way)), 100, SPECIAL)
+        graph, _ = maelm.create(model_of(**(TINY | changes | way)), 100, SPECIAL)
         return jax.jit(jax.grad(lambda p: loss.masked_cross_entropy(maelm.apply(graph, p).predict(inputs, keys), inputs).loss_nats))(params)
 
     expected = gradient()
@@ -224,14 +225,14 @@ def test_of_each_layer_the_backward_pass_keeps_four_arrays_of_states(architectur
 
 def test_bfloat16_follows_float32():
     graph, params, inputs = make()
-    half, _ = maelm.create(config.Model(**{**TINY, "dtype": "bfloat16"}), 100, SPECIAL)
+    half, _ = maelm.create(model_of(**{**TINY, "dtype": "bfloat16"}), 100, SPECIAL)
     ours, theirs = (jax.jit(lambda x, g=g: loss.masked_cross_entropy(maelm.apply(g, params).predict(x), x))(inputs) for g in (half, graph))
     assert abs(float(ours.loss_nats - theirs.loss_nats)) / float(theirs.loss_nats) < 0.05
 
 
 def test_in_bfloat16_every_product_is_of_bfloat16():
     _graph, params, inputs = make()
-    half, _ = maelm.create(config.Model(**{**TINY, "dtype": "bfloat16"}), 100, SPECIAL)
+    half, _ = maelm.create(model_of(**{**TINY, "dtype": "bfloat16"}), 100, SPECIAL)
 
     def mean_loss(params):
         sums = loss.masked_cross_entropy(maelm.apply(half, params).predict(inputs), inputs)
@@ -246,7 +247,7 @@ def test_in_bfloat16_every_product_is_of_bfloat16():
 
 
 def test_initial_weights_have_the_deviation_that_is_set():
-    settings = config.Model(layers=2, width=128, heads=4, feed_forward=512, decoder_layers=2, init_std=0.05, max_positions=64)
+    settings = model_of(layers=2, width=128, heads=4, feed_forward=512, decoder_layers=2, init_std=0.05, max_positions=64)
     _, init = maelm.create(settings, 500, config.SpecialIds.of_size(500))
     params = traverse_util.flatten_dict(jax.jit(init)(jax.random.key(0)), sep="/")
     for path, value in params.items():

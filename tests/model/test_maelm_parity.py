@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
+from testing import model_of
 
 from maelm_jax import config
 from maelm_jax.encoders import layouts, published
@@ -37,7 +38,7 @@ def test_reference(path):
     data = np.load(path)
     case = json.loads(str(data["config"]))
     plain_mlm = case["mode"] == "mlm"
-    settings = config.Model(
+    settings = model_of(
         layers=case["layers"],
         width=case["dim"],
         heads=case["heads"],

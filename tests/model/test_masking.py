@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from testing import objective_of
 
 from maelm_jax import config, gin_files
 from maelm_jax.model import masking, model_inputs
@@ -21,7 +22,7 @@ def rows_of_two_segments(length=LENGTH, rows=ROWS, pads=5):
 
 
 def draw(ids, seed=0, **settings):
-    settings = config.Masking(**settings)
+    settings = objective_of(**settings)
     sizes = masking.budget(settings, ids.shape[1])
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(ids.shape[0], dtype=jnp.uint32))
     return jax.jit(lambda keys, ids: masking.draw(keys, ids, settings, sizes, SPECIAL))(keys, ids), sizes
@@ -68,14 +69,14 @@ def test_every_token_is_read_or_predicted():
 
 @pytest.mark.parametrize("length,rate,expected", [(512, 0.15, (440, 77)), (128, 0.15, (112, 20)), (512, 0.4, (312, 205))])
 def test_budget(length, rate, expected):
-    sizes = masking.budget(config.Masking(rate=rate), length)
+    sizes = masking.budget(objective_of(rate=rate), length)
     assert (sizes.visible, sizes.masked) == expected
 
 
 def test_a_row_has_the_same_mask_alone_and_in_a_batch():
     ids = rows_of_two_segments(rows=8)
     together, _ = draw(ids)
-    settings = config.Masking()
+    settings = objective_of()
     key = jax.random.fold_in(jax.random.key(0), jnp.uint32(5))
     alone = jax.jit(lambda keys, ids: masking.draw(keys, ids, settings, masking.budget(settings, LENGTH), SPECIAL))(key[None], ids[5:6])
     assert (together.masked_slots[5] == alone.masked_slots[0]).all()

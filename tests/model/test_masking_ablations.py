@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ablations import LENGTH, ROWS, SIZE, SPECIAL, draw, encoded, is_masked, load, make, make_model, some_rows
+from testing import objective_of
 
 from maelm_jax import config, gin_files
 from maelm_jax.model import maelm, masking
@@ -42,13 +43,13 @@ def test_the_loss_has_a_gradient_for_every_parameter(name):
 def test_each_file_of_delta_has_the_share_of_its_name():
     for percent in (0, 25, 50, 75, 100):
         experiment = load(f"delta_{percent}")
-        assert experiment.masking.encoder_mask_fraction == percent / 100 and experiment.model.decoder_layers > 0
+        assert experiment.objective.encoder_mask_fraction == percent / 100 and experiment.model.decoder.layers > 0
 
 
 @pytest.mark.parametrize("percent", [0, 50])
 def test_delta_is_the_share_of_masks_the_encoder_sees(percent):
     experiment, graph, params, inputs = make(f"delta_{percent}", "Masking.rate=0.4")
-    drawn = draw(experiment.masking, some_rows(2000))
+    drawn = draw(experiment.objective, some_rows(2000))
     masked = is_masked(drawn)
     entered = masked & (np.asarray(drawn.encoder_index) < drawn.encoder_slots.shape[1])
     assert abs(entered.sum() / masked.sum() - percent / 100) < 0.005
@@ -58,12 +59,12 @@ def test_delta_is_the_share_of_masks_the_encoder_sees(percent):
     gradient = jax.jit(jax.grad(lambda p: (maelm.apply(graph, p).encode(inputs) ** 3).sum()))(params)["encoder"]["token_embedding"]
     reached = np.abs(np.asarray(gradient[SPECIAL.mask])).sum()
     assert (reached > 0) == (percent > 0), "whether the row of [MASK] takes part in the encoder"
-    other = draw(experiment.masking, jnp.where(is_masked(inputs), 7, inputs.ids))
+    other = draw(experiment.objective, jnp.where(is_masked(inputs), 7, inputs.ids))
     assert np.array_equal(encoded(graph, params, inputs), encoded(graph, params, other)), "the token under a mask reaches the encoder"
 
 
 def test_random_tokens_stand_where_masks_would():
-    drawn = draw(load("random_tokens").masking, some_rows(4000))
+    drawn = draw(load("random_tokens").objective, some_rows(4000))
     masked = is_masked(drawn)
     assert drawn.encoder_slots.shape[1] == LENGTH, "nothing is dropped"
     replacement = np.asarray(drawn.encoder_ids)[masked]
@@ -75,7 +76,7 @@ def test_random_tokens_stand_where_masks_would():
 
 def test_80_10_10():
     experiment = load("mlm_80_10_10")
-    drawn = draw(experiment.masking, some_rows(8000))
+    drawn = draw(experiment.objective, some_rows(8000))
     masked = is_masked(drawn)
     replacement, original = np.asarray(drawn.encoder_ids)[masked], np.asarray(drawn.ids)[masked]
     unchanged, mask = (replacement == original).mean(), (replacement == SPECIAL.mask).mean()
@@ -83,11 +84,11 @@ def test_80_10_10():
     assert abs(mask - 0.8) < 1.5 * tolerance and abs(unchanged - 0.1 - 0.1 / (SIZE - 5)) < tolerance
     assert abs((1 - unchanged - mask) - 0.1) < tolerance + 0.1 / (SIZE - 5)
     assert (np.asarray(drawn.encoder_ids)[~masked] == np.asarray(drawn.ids)[~masked]).all(), "only masked positions are corrupted"
-    assert experiment.model.decoder_layers == 0
+    assert experiment.model.decoder.layers == 0
 
 
 def test_renumbered_positions_count_the_visible_tokens_of_each_segment():
-    inputs = draw(load("renumbered").masking, some_rows())
+    inputs = draw(load("renumbered").objective, some_rows())
     for row in range(ROWS):
         slots = np.asarray(inputs.encoder_slots[row])
         read = slots < LENGTH
@@ -137,7 +138,7 @@ def test_units_are_masked_whole_at_the_right_rate(name):
 @pytest.mark.parametrize("unit,length,rate", [("word", 8, 0.15), ("word", 32, 0.9), ("span", 16, 0.5), ("span", 32, 0.9)])
 def test_the_rate_holds_where_a_unit_more_does_not_fit_into_the_row(unit, length, rate):
     ids = jnp.full((4000, length), 7, jnp.int32).at[:, 0].set(SPECIAL.bos)
-    settings = config.Masking(unit=unit, rate=rate, mask_special_tokens=True)
+    settings = objective_of(unit=unit, rate=rate, mask_special_tokens=True)
     assert abs(is_masked(draw(settings, ids)).mean() - rate) < 0.02
 
 
@@ -149,7 +150,7 @@ def test_a_word_longer_than_the_limit_is_cut():
 
 def test_pieces_of_a_vocabulary_are_needed():
     bare = config.SpecialIds(0, 1, 2, 3, SIZE - 1)
-    settings = config.Masking(unit="word")
-    draw_masks = functools.partial(masking.draw, masking=settings, sizes=masking.budget(settings, LENGTH), special=bare)
+    settings = objective_of(unit="word")
+    draw_masks = functools.partial(masking.draw, objective=settings, sizes=masking.budget(settings, LENGTH), special=bare)
     with pytest.raises(ValueError, match="continues_word"):
         jax.eval_shape(draw_masks, jax.random.split(jax.random.key(0), ROWS), some_rows())

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from testing import model_of
 
 from maelm_jax import config
 from maelm_jax.model import positions
 
-SETTINGS = config.Model(width=32, heads=4, max_positions=64)
+SETTINGS = model_of(width=32, heads=4, max_positions=64).encoder_settings
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
@@ -26,15 +27,15 @@ def platform(request, monkeypatch):
 
 @pytest.mark.parametrize("buckets", ["t5", "reference"])
 def test_each_platform_looks_up_the_same_bias_and_gives_the_same_gradient(platform, buckets):
-    settings = config.Model(width=32, heads=4, max_positions=64, relative_buckets=buckets)
+    settings = model_of(width=32, heads=4, max_positions=64, relative_buckets=buckets).encoder_settings
     rng = np.random.default_rng(0)
     where, weights = rng.integers(0, 64, (3, 9)).astype(np.int32), rng.normal(size=(3, 4, 9, 9)).astype(np.float32)
     module = positions.RelativeBias(settings, nnx.Rngs(0))
     graph, state = nnx.split(module)
     bias, pull_back = jax.vjp(lambda state: nnx.merge(graph, state)(jnp.asarray(where), jnp.asarray(where), jnp.dtype("float32")), state)
-    rows = positions.compute_distance_buckets(settings)[where[:, None, :] - where[:, :, None] + 63]
+    rows = positions.compute_distance_buckets(settings.stack)[where[:, None, :] - where[:, :, None] + 63]
     np.testing.assert_array_equal(bias, np.moveaxis(np.asarray(module.table[...])[rows], 3, 1))
-    gradient = np.zeros((settings.num_buckets, 4), np.float32)
+    gradient = np.zeros((settings.stack.num_buckets, 4), np.float32)
     np.add.at(gradient, rows, np.moveaxis(weights, 1, 3))
     np.testing.assert_allclose(jax.tree.leaves(pull_back(jnp.asarray(weights)))[0], gradient, rtol=1e-5, atol=1e-5)
 
@@ -48,12 +49,12 @@ def test_only_a_tpu_selects_instead_of_gathering(platform_name, gathers):
 
 
 def test_a_decoder_beside_an_encoder_without_relative_positions_has_the_buckets_of_t5():
-    without = config.Model(relative_buckets="none", decoder_relative_bias=True)
-    assert (positions.compute_distance_buckets(without) == positions.compute_distance_buckets(config.Model())).all()
+    without = model_of(relative_buckets="none", decoder_relative_bias=True).decoder_settings.stack
+    assert (positions.compute_distance_buckets(without) == positions.compute_distance_buckets(config.Encoder())).all()
 
 
 def test_t5_buckets_are_those_of_stock_mpnet():
-    bucket = positions.compute_distance_buckets(config.Model())
+    bucket = positions.compute_distance_buckets(config.Encoder())
     distances = np.arange(-511, 512)
     # Raffel et al., with 32 buckets up to 128: from these distances on the next bucket begins
     starts = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
@@ -70,7 +71,7 @@ def test_t5_buckets_are_those_of_stock_mpnet():
     ],
 )
 def test_reference_buckets(buckets, farthest, starts):
-    rows = positions.compute_distance_buckets(config.Model(relative_buckets="reference", num_buckets=buckets, max_distance=farthest))
+    rows = positions.compute_distance_buckets(config.Encoder(relative_buckets="reference", num_buckets=buckets, max_distance=farthest))
     offset = buckets // 2 - 1
     for distance, bucket in starts.items():
         assert rows[511 + distance] - offset == bucket and rows[511 - distance] - offset == -bucket
@@ -78,7 +79,7 @@ def test_reference_buckets(buckets, farthest, starts):
 
 
 def test_local_bias_favours_neighbours():
-    table = positions.RelativeBias(config.Model(relative_bias_init="local"), nnx.Rngs(0))
+    table = positions.RelativeBias(model_of(relative_bias_init="local").encoder_settings, nnx.Rngs(0))
     at = jnp.arange(64, dtype=jnp.int32)[None]
     bias = np.asarray(table(at, at, jnp.dtype(jnp.float32)))[0]
     assert (np.diff(bias[0, 0]) <= 0).all() and bias[0, 0, 0] == 0 and bias[0, 0, 1] == -0.5 and bias[1, 5, 4] == -0.25

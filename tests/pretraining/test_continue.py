@@ -66,7 +66,7 @@ def test_a_causal_phase_goes_on_as_mlm_and_as_mae_lm(text, tmp_path):
     assert done.status == 0, done.stderr
     flags = training(text, tmp_path / "mlm", "--gin_file=mlm.gin", f"--gin.Run.continue_from={first}")
     found = starts.find_starting_point(cli.parse(cli.parser(""), flags).experiment, str(tmp_path / "mlm"))
-    assert found.parent.step == 4 and not found.experiment.model.causal and "Model.causal: True -> False" in found.parent.changes
+    assert found.parent.step == 4 and not found.experiment.model.causal and "Objective.name: True -> False" in found.parent.changes
     assert not adoption.adopt_settings(gin_files.load(["tiny.gin"]), source.find_encoder(first)).experiment.model.causal
     tuning = ["--gin_file=finetune/rte.gin", f"--init_from={first}", f"--workdir={tmp_path / 'out'}"]
     for command in (["export", f"--workdir={first}", f"--output={tmp_path / 'out'}"], ["evaluate", f"--models={first}"], ["finetune", *tuning]):
@@ -76,11 +76,11 @@ def test_a_causal_phase_goes_on_as_mlm_and_as_mae_lm(text, tmp_path):
 
 def test_what_has_no_weights_may_differ(uninterrupted):
     theirs = settings_of(uninterrupted)
-    free = ["BATCH_SIZE=16", "Masking.rate=0.3", "Model.dropout=0.2", "Model.dtype='bfloat16'", "Optimizer.learning_rate=1e-4", "Mesh.fsdp=2"]
+    free = ["BATCH_SIZE=16", "Masking.rate=0.3", "Dropout.hidden=0.2", "Compute.dtype='bfloat16'", "Optimizer.learning_rate=1e-4", "Mesh.fsdp=2"]
     ours = settings_of(uninterrupted, *(binding.replace("BATCH_SIZE", "Run.batch_size") for binding in free))
     assert len(starts._changes_from(theirs, ours, "parent")) == len(free)
-    rotary = ["Model.positions='rotary'", "Model.relative_buckets='none'", "Model.decoder_relative_bias=False"]
-    longer = ["Model.max_positions=256", "Corpus.sequence_length=256", "Model.rotary_theta=160000.0"]
+    rotary = ["Encoder.positions='rotary'", "Encoder.relative_buckets='none'", "Decoder.relative_bias=False"]
+    longer = ["Encoder.max_positions=256", "Corpus.sequence_length=256", "Encoder.rotary_theta=160000.0"]
     theirs, ours = settings_of(uninterrupted, *rotary), settings_of(uninterrupted, *rotary, *longer)
     assert len(starts._changes_from(theirs, ours, "parent")) == len(longer)
 
@@ -88,12 +88,12 @@ def test_what_has_no_weights_may_differ(uninterrupted):
 @pytest.mark.parametrize(
     "binding,message",
     [
-        ("Model.layers=2", "Model.layers is 1 there, 2 here"),
-        ("Model.feed_forward=32", "Model.feed_forward"),
-        ("Model.normalization='pre'", "Model.normalization"),
-        ("Model.max_positions=256", "Model.max_positions"),
-        ("Model.family='bert'", "Model.family"),
-        ("Model.decoder_attention='cross'", "Model.decoder_attention"),
+        ("Encoder.layers=2", "Encoder.layers is 1 there, 2 here"),
+        ("Encoder.feed_forward=32", "Encoder.feed_forward"),
+        ("Encoder.normalization='pre'", "Encoder.normalization"),
+        ("Encoder.max_positions=256", "Encoder.max_positions"),
+        ("Encoder.family='bert'", "Encoder.family"),
+        ("Decoder.attention='cross'", "Decoder.attention"),
         ("Optimizer.kind='adamw'", "Optimizer.kind"),
         ("Optimizer.decay_norms_and_biases=False", "Optimizer.decay_norms_and_biases"),
         ("Optimizer.learning_rate=5e-4", "Optimizer.muon_learning_rate / Optimizer.learning_rate"),

@@ -47,9 +47,9 @@ def test_a_run_goes_on_when_its_source_is_gone(tmp_path, begun):
 
 def test_a_resumed_run_keeps_its_own_decoder_settings(tmp_path, begun):
     """What the source determined comes from the record, what the user set is compared with it."""
-    begun(settings("enc", "Model.layers=6"))
-    resolved = start.find_starting_point(settings("enc", "Model.decoder_layers=4"), str(tmp_path)).experiment
-    assert (resolved.model.layers, resolved.model.decoder_layers) == (6, 4)
+    begun(settings("enc", "Encoder.layers=6"))
+    resolved = start.find_starting_point(settings("enc", "Decoder.layers=4"), str(tmp_path)).experiment
+    assert (resolved.model.encoder.layers, resolved.model.decoder.layers) == (6, 4)
 
 
 @pytest.mark.parametrize("has_decoder,layers", [(True, 2), (False, 4)])
@@ -58,8 +58,8 @@ def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_p
     begun(settings("gone"))
     encoder = source.EncoderSource("gone", "a folder", {"decoder_layers": int(has_decoder)}, None, 64, 0.0, dict)
     encoder.write_origin(tmp_path)
-    now = settings("gone", "Model.decoder_layers=4")
-    assert start.find_starting_point(now, str(tmp_path)).experiment.model.decoder_layers == layers
+    now = settings("gone", "Decoder.layers=4")
+    assert start.find_starting_point(now, str(tmp_path)).experiment.model.decoder.layers == layers
 
 
 def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path, monkeypatch):
@@ -90,10 +90,10 @@ def test_a_resumed_run_draws_no_fresh_state(tmp_path):
 @pytest.mark.parametrize(
     "binding,message",
     [
-        ("Mesh.tensor=3", "Model.heads=4 is not divisible by Mesh.tensor=3"),
+        ("Mesh.tensor=3", "Encoder.heads=4 is not divisible by Mesh.tensor=3"),
         ("Mesh.data=5", "does not equal the 3 devices"),
         ("BATCH_SIZE=8", "Run.batch_size=8 .* is not divisible by 3 devices"),
-        ("Model.attention_backend='cudnn'", "Model.attention_backend='cudnn' cannot compute this attention"),
+        ("Compute.attention_backend='cudnn'", "Compute.attention_backend='cudnn' cannot compute this attention"),
         ("Run.init_from='nowhere'", "nowhere: no such file or folder"),
         ("Run.continue_from='nowhere@4'", "there is no run nowhere"),
     ],

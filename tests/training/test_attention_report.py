@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from testing import mesh_of
+from testing import experiment_of, mesh_of, model_of, objective_of
 
 from maelm_jax import config
 from maelm_jax.model import attention
@@ -16,7 +16,7 @@ def mesh():
 
 
 def experiment(**model) -> config.Experiment:
-    return config.Experiment(model=config.Model(**model))
+    return experiment_of(model=model_of(**model))
 
 
 def test_parts_with_the_same_choice_are_named_together(mesh):
@@ -49,9 +49,9 @@ def test_layers_that_are_no_loop_are_named(mesh, monkeypatch):
 def test_evaluations_at_another_mask_rate_are_checked_and_described_too(mesh):
     """Masked slots only: 0.25 of 64 tokens are 16, and 0.15 are 10, which the kernel does not take."""
     model = {"decoder_attention": "cross", "decoder_slots": "masked", "attention_backend": "pallas_tpu", "width": 128, "heads": 4}
-    whole = dataclasses.replace(experiment(**model), corpus=config.Corpus(sequence_length=64), masking=config.Masking(rate=0.25))
+    whole = dataclasses.replace(experiment(**model), corpus=config.Corpus(sequence_length=64), objective=objective_of(rate=0.25))
     assert len(attention_report.describe_run(whole, mesh)) == 1
-    other = dataclasses.replace(whole, masking=config.Masking(rate=0.25, heldout_rate=0.15))
+    other = dataclasses.replace(whole, objective=objective_of(rate=0.25, heldout_rate=0.15))
     with pytest.raises(config.ConfigError, match="10 queries or 56 keys are not a multiple of 8"):
         attention_report.describe_run(other, mesh)
     by_choice = dataclasses.replace(other, model=dataclasses.replace(other.model, attention_backend="auto"))

@@ -43,8 +43,13 @@ def test_the_peak_of_another_device_is_unknown(monkeypatch, kind):
 def test_the_flops_of_a_step_are_those_of_its_matrices():
     """6 x parameters x tokens, and the head's product with the table. tiny.gin: 2 + 1 layers of 128, feed-forward 512."""
     experiment = gin_files.load(["tiny.gin"], ["Masking.rate=0.25", "BATCH_SIZE=10"])
-    slots = masking.budget(experiment.masking, 64)
-    assert (experiment.model.width, experiment.model.feed_forward, experiment.model.layers, experiment.model.decoder_layers) == (128, 512, 2, 1)
+    slots = masking.budget(experiment.objective, 64)
+    assert (
+        experiment.model.encoder.width,
+        experiment.model.encoder.feed_forward,
+        experiment.model.encoder.layers,
+        experiment.model.decoder.layers,
+    ) == (128, 512, 2, 1)
     layer = 4 * 128 * 128 + 2 * 128 * 512
     terms = flops.flops_terms(experiment, 4096)
     assert terms["encoder matrices"] == 6 * 10 * slots.visible * 2 * layer
@@ -55,9 +60,9 @@ def test_the_flops_of_a_step_are_those_of_its_matrices():
 
 def test_local_layers_count_their_window():
     """Four layers, two of them local: 0 and 3 see all 96 slots, 1 and 2 a window of 24."""
-    settings = ["Model.layers=4", "Model.local_attention=24", "Masking.rate=0.25", "SEQUENCE_LENGTH=128"]
+    settings = ["Encoder.layers=4", "Encoder.local_attention=24", "Masking.rate=0.25", "SEQUENCE_LENGTH=128"]
     experiment = gin_files.load(["modern_tiny.gin"], settings)
-    assert masking.budget(experiment.masking, 128).visible == 96
+    assert masking.budget(experiment.objective, 128).visible == 96
     terms = flops.flops_terms(experiment, 4096)
     pairs = 2 * 96 * 96 + 2 * 96 * 24
-    assert terms["encoder attention"] == 12 * experiment.run.batch_size * experiment.model.width * pairs
+    assert terms["encoder attention"] == 12 * experiment.run.batch_size * experiment.model.encoder.width * pairs

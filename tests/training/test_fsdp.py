@@ -2,7 +2,7 @@
 
 import jax
 import pytest
-from testing import mesh_of
+from testing import experiment_of, mesh_of, model_of
 
 from maelm_jax import config
 from maelm_jax.planning import hlo
@@ -22,10 +22,10 @@ def optimised():
 @pytest.fixture(scope="module")
 def program():
     """(state, HLO text) of a step on the mesh 2 x 4 x 1 in four parts."""
-    model = config.Model(
+    model = model_of(
         layers=LAYERS, decoder_layers=DECODER_LAYERS, width=32, heads=4, feed_forward=64, max_positions=32, dropout=0.0, attention_dropout=0.0
     )
-    experiment = config.Experiment(
+    experiment = experiment_of(
         vocabulary=config.Vocabulary(size=300),
         corpus=config.Corpus(sequence_length=32),
         model=model,

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from testing import model_of
 
 from maelm_jax import config
 from maelm_jax.model import maelm
@@ -100,7 +101,7 @@ def flat(tree) -> dict[str, jax.Array]:
 
 
 def test_muon_updates_every_matrix_of_the_layers_and_nothing_else():
-    model = config.Model(layers=2, width=16, heads=2, feed_forward=32, feed_forward_gate=True, decoder_attention="self+cross", max_positions=16)
+    model = model_of(layers=2, width=16, heads=2, feed_forward=32, feed_forward_gate=True, decoder_attention="self+cross", max_positions=16)
     params = jax.eval_shape(maelm.create(model, 100, config.SpecialIds.of_size(100)).init, jax.random.key(0))
     state = jax.eval_shape(optimizers.create(MUON).init, params)
     groups = state.inner_states

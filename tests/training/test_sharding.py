@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from testing import mesh_of
+from testing import mesh_of, model_of
 
 from maelm_jax import config
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import sharding
 
-MODEL = config.Model(layers=1, width=40, heads=5, feed_forward=60, decoder_layers=1, max_positions=16)
+MODEL = model_of(layers=1, width=40, heads=5, feed_forward=60, decoder_layers=1, max_positions=16)
 
 
 @pytest.mark.parametrize("size", [300, 700])
