@@ -296,9 +296,8 @@ class Objective(Settings):
 
     def check(self):
         self.require(
-            (self.mask_fraction is not None) == (self.name == "between"),
-            f"mask_fraction is for name = 'between', which needs it; got name = {self.name!r} and "
-            f"mask_fraction = {self.mask_fraction}",
+            self.mask_fraction is not None or self.name != "between",
+            "name = 'between' needs mask_fraction, from 0 to 1",
         )
         shares = self.masking.random_fraction + self.masking.keep_fraction
         if shares and not self.encoder_mask_fraction:

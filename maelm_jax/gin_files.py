@@ -220,6 +220,8 @@ def _naming(origin: str):
     except Exception as error:  # gin raises many types, and appends lines about the place
         reason = " ".join(str(error).split())
         hint = ""
+        if former := re.search(r"\bModel\.\w+", f"{origin} {reason}"):
+            hint = f"; the setting is {find_newer_name(former.group())} now"
         if isinstance(error, OSError):
             known = [str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin")]
             hint = _hint(origin.removeprefix("--gin_file="), known)

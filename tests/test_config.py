@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from testing import ROOT, model_of
+from testing import ROOT
 
 from maelm_jax import config, gin_files
 from maelm_jax.finetuning import grid
@@ -40,8 +40,8 @@ def test_every_ablation_loads_over_a_size_and_leaves_mlm_without_a_decoder():
             if name in MODERN and ablation.endswith("reference_positions.gin"):
                 continue  # rotary positions have no buckets
             experiment = gin_files.load([name, ablation], MACROS)
-            assert experiment.model.decoder.layers > 0 or experiment.objective.encoder_mask_fraction == 1, ablation
-        assert gin_files.load(["tiny.gin", ablation, "mlm.gin"]).model.decoder.layers == 0, ablation
+            assert (experiment.decoder is None) == ("80_10_10" in ablation), ablation
+        assert gin_files.load(["tiny.gin", ablation, "mlm.gin"]).decoder is None, ablation
 
 
 @pytest.mark.parametrize("names", [[name] for name in COMPLETE] + [FINETUNE], ids=str)
@@ -103,7 +103,7 @@ def test_a_setting_can_be_bound_although_a_macro_stands_for_it(binding, value):
 
 def test_macros_and_blocks_of_a_user_s_file(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "mine.gin").write_text("include 'tiny.gin'\nWIDTH = 64\nRun:\n  seed = 3\n  batch_size = 8\nModel.width = %WIDTH\n")
+    (tmp_path / "mine.gin").write_text("include 'tiny.gin'\nWIDTH = 64\nRun:\n  seed = 3\n  batch_size = 8\nEncoder.width = %WIDTH\n")
     experiment = gin_files.load(["~/mine.gin"], ["TRAIN_STEPS=%SEED", "SEED=7", "TEXT_FILES='my%20books/*.txt'"])
     assert (experiment.run.seed, experiment.run.batch_size, experiment.model.encoder.width, experiment.run.train_steps) == (3, 8, 64, 7)
     assert experiment.corpus.text_files == "my%20books/*.txt"
@@ -121,7 +121,9 @@ def test_the_settings_to_start_from_are_those_of_every_field_that_nothing_binds(
     [
         (["tiny.gin"], ["TRAIN_STEP=5"], "did you mean TRAIN_STEPS?"),
         (["tiny.gin"], ["BATCH_SIZE=16", "Run.batch_size=8"], "--gin.BATCH_SIZE"),
-        (["tiny.gin"], ["Model.layer=3"], "did you mean layers?"),
+        (["tiny.gin"], ["Encoder.layer=3"], "did you mean layers?"),
+        (["tiny.gin"], ["Model.decoder_layers=3"], "Decoder.layers"),
+        (["tiny.gin", "mlm.gin"], ["Decoder.layers=3"], "no decoder"),
         (["tiny.gin"], ["Modle.layers=3"], "Modle"),
         (["tiny.gin"], ["Encoder.layers=%NOPE"], "NOPE"),
         (["tiny.gin"], ["SEED"], "--gin.SEED"),
@@ -137,7 +139,7 @@ def test_the_settings_to_start_from_are_those_of_every_field_that_nothing_binds(
 def test_a_wrong_name_or_file(names, bindings, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.gin").write_text("include 'tiny.gin'\nTRIAN_STEPS = 10\n")
-    (tmp_path / "wrong.gin").write_text("include 'tiny.gin'\nModel.layers = = 3\n")
+    (tmp_path / "wrong.gin").write_text("include 'tiny.gin'\nEncoder.layers = = 3\n")
     (tmp_path / "binary.gin").write_bytes(b"Run.seed = \xff\xfe")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.gin").write_text("import code_of_a_stranger\n")
@@ -161,11 +163,11 @@ def test_the_settings_need_neither_jax_nor_tensorflow():
 
 def test_a_section_is_a_frozen_dataclass_of_strict_types():
     gin_files.load(["tiny.gin"], ["TEXT_FILES=x.txt"])
-    model = model_of(layers=3)
+    model = config.Encoder(layers=3)
     assert dataclasses.replace(model, width=96).layers == 3 and model.width == 768, "gin files leave no trace"
     with pytest.raises(dataclasses.FrozenInstanceError):
         model.layers = 4
-    assert pickle.loads(pickle.dumps(model)) == model and hash(model) == hash(model_of(layers=3))
+    assert pickle.loads(pickle.dumps(model)) == model and hash(model) == hash(config.Encoder(layers=3))
     assert config.Optimizer(weight_decay=0).weight_decay == 0.0 and config.Grid(seeds=[1, 2]).seeds == (1, 2)
     for value in (0, 2.0, "2", True, None, math.nan):
         with pytest.raises(config.ConfigError, match=r"^Model\.layers[^\n]*$"):

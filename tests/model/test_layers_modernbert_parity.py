@@ -34,7 +34,7 @@ MODEL = model_of(
 )
 
 
-MAPPINGS = modernbert.MODERNBERT.encoder_mappings(MODEL, SPECIAL.pad, "model.") + modernbert.MODERNBERT.language_model_mappings()
+MAPPINGS = modernbert.MODERNBERT.encoder_mappings(MODEL.encoder, SPECIAL.pad, "model.") + modernbert.MODERNBERT.language_model_mappings()
 
 
 def stock_names(params: dict) -> dict[str, np.ndarray]:

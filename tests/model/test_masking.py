@@ -93,7 +93,7 @@ def test_what_overflows_the_budget_stays_visible():
 
 def test_the_modern_preset_has_whole_tiles_of_128_slots():
     settings = gin_files.load(["modern_base.gin"])
-    assert masking.budget(settings.masking, settings.corpus.sequence_length) == model_inputs.Budget(384, 128)
+    assert masking.budget(settings.objective, settings.corpus.sequence_length) == model_inputs.Budget(384, 128)
 
 
 def test_segments_and_positions():
