@@ -11,7 +11,7 @@ import typing
 
 import gin
 
-from maelm_jax import config
+from maelm_jax import config, storage
 from maelm_jax.config import ConfigError, Experiment
 
 MACRO_USE = r"(?<=[ (\[{])%(\w+)"  # not in a path, as my%20books
@@ -37,6 +37,7 @@ def load(
     names: typing.Sequence[str],
     bindings: typing.Sequence[str] = (),
     base: Experiment | None = None,
+    runs_modules: bool = False,
 ) -> Experiment:
     """Reads gin files, then bindings, and builds the settings.
 
@@ -46,17 +47,22 @@ def load(
         bindings: `NAME=VALUE` from the command line. They replace values of the files. A value
             that is no Python literal and no %MACRO is text.
         base: Values of the settings that no file and no binding names. None: the defaults.
+        runs_modules: Whether the caller imports `Corpus.task_modules`. Those of a run's record,
+            which may be a stranger's, are refused unless `bindings` name them.
 
     Raises:
         ConfigError: A file does not exist or is not gin, a name is unknown, a value is wrong, or a
             macro has no effect.
     """
+    recorded_modules = []  # (value of Corpus.task_modules, the record that it is from)
     gin.clear_config()
     if base is not None:
         gin.parse_config(render(base))
     for number, name in enumerate(names):
         with _naming(f"--gin_file={name}"):
             parsed = _parse_file(name)
+        if parsed is None:
+            recorded_modules.append((gin.get_bindings("Corpus").get("task_modules"), name))
         if number and parsed and "base.gin" in _files_of(parsed):
             raise ConfigError(
                 f"--gin_file={name} is a whole config (it includes base.gin) and would replace "
@@ -80,6 +86,14 @@ def load(
                 "Give one of the two"
             )
     sections = [cls(**values[cls]) for cls in config.SECTIONS]
+    modules = values[config.Corpus].get("task_modules")
+    is_named = "Corpus.task_modules" in [binding.partition("=")[0] for binding in bindings]
+    records = [name for value, name in recorded_modules if value == modules]
+    if runs_modules and modules and records and not is_named:
+        raise ConfigError(
+            f"{records[0]} is the record of a run with Corpus.task_modules={modules}, which runs "
+            f'Python code. To run it, give --gin.Corpus.task_modules="{modules}"'
+        )
     if any(values[cls] for cls in config.FINETUNE_SECTIONS):
         inner = {
             name: field.annotation(**values[field.annotation])
@@ -108,17 +122,49 @@ def _parse_file(name: str):
     The record of a run is data. It may be somebody else's, so it may not import or include.
     """
     name = os.path.expanduser(name)
-    if pathlib.Path(name).name == RECORD:
-        text = pathlib.Path(name).read_text(encoding="utf-8")
+    if _is_record(name):
+        text = storage.read_bytes(name).decode()
         if re.search(r"^\s*(import|from|include)\b", text, re.MULTILINE):
             raise ConfigError(f"{name}: the record of a run neither imports nor includes")
         gin.parse_config(text)
         return None
+    _require_no_record(name)
     logging.disable(logging.ERROR)  # gin logs each place where a file is not, before it finds it
     try:
         return gin.parse_config_file(name)
     finally:
         logging.disable(logging.NOTSET)
+
+
+def _is_record(name: str) -> bool:
+    """Returns whether a gin file is the record of a run: by its name, or because it is complete.
+
+    A copy of a record or a link to one has another name. No other file sets all of Corpus.
+    """
+    path = pathlib.Path(name)
+    if RECORD in (path.name.lower(), path.resolve().name.lower()):
+        return True
+    names = re.findall(r"^\s*Corpus\.(\w+)\s*=", _read_text(name), re.MULTILINE)
+    return set(config.field_names(config.Corpus)) <= set(names)
+
+
+def _require_no_record(name: str, parents: tuple[str, ...] = ()):
+    """Raises ConfigError if a gin file includes the record of a run, which gin would execute."""
+    for included in re.findall(r"^\s*include\s+['\"](.+)['\"]", _read_text(name), re.MULTILINE):
+        if _is_record(included):
+            raise ConfigError(
+                f"{name} includes {included}, the record of a run. Leave that line out, and give "
+                f"--gin_file={included} before this file"
+            )
+        if included not in (*parents, name):
+            _require_no_record(included, (*parents, name))
+
+
+def _read_text(name: str) -> str:
+    """Returns the text of a gin file as gin finds it, "" if it is no regular file."""
+    places = [pathlib.Path(name), CONFIGS / name]
+    file = next((place for place in places if place.is_file()), None)
+    return file.read_text(encoding="utf-8") if file else ""
 
 
 def _files_of(parsed) -> set[str]:
