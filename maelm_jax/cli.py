@@ -153,20 +153,8 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
                 "Name another --workdir, or start this one: train with --gin_file=FILE, as tiny.gin"
             )
         args.gin_file, args.run = [str(record)], args.workdir
-    experiment = gin_files.load(args.gin_file, bindings)
-    if args.run:
-        _check_recorded_code(args.run, experiment, bindings)
+    experiment = gin_files.load(args.gin_file, bindings, runs_modules=True)
     return Command(args, experiment)
-
-
-def _check_recorded_code(run: str, experiment: config.Experiment, bindings: list[str]):
-    """Raises ConfigError if only the record of a run, perhaps a stranger's, names code to run."""
-    modules, name = experiment.corpus.task_modules, "Corpus.task_modules"
-    if modules and name not in [binding.partition("=")[0] for binding in bindings]:
-        raise ConfigError(
-            f"{run} was made with {name}={modules}, which runs Python code. "
-            f'To run it, give --gin.{name}="{modules}"'
-        )
 
 
 def listed(flag: str, value: str) -> list[str]:

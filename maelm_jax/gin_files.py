@@ -12,7 +12,7 @@ import typing
 
 import gin
 
-from maelm_jax import config
+from maelm_jax import config, storage
 from maelm_jax.config import ConfigError, Experiment
 
 MACRO_USE = r"(?<=[ (\[{])%(\w+)"  # not in a path, as my%20books
@@ -47,6 +47,7 @@ def load(
     names: typing.Sequence[str],
     bindings: typing.Sequence[str] = (),
     base: Experiment | None = None,
+    runs_modules: bool = False,
 ) -> Experiment:
     """Reads gin files, then bindings, and builds the settings.
 
@@ -56,17 +57,22 @@ def load(
         bindings: `NAME=VALUE` from the command line. They replace values of the files. A value
             that is no Python literal and no %MACRO is text.
         base: Values of the settings that no file and no binding names. None: the defaults.
+        runs_modules: Whether the caller imports `Corpus.task_modules`. Those of a run's record,
+            which may be a stranger's, are refused unless `bindings` name them.
 
     Raises:
         ConfigError: A file does not exist or is not gin, a name is unknown, a value is wrong, or a
             macro has no effect.
     """
+    recorded_modules = []  # (value of Corpus.task_modules, the record that it is from)
     gin.clear_config()
     if base is not None:
         gin.parse_config(render(base))
     for number, name in enumerate(names):
         with _naming(f"--gin_file={name}"):
             parsed = _parse_file(name)
+        if parsed is None:
+            recorded_modules.append((gin.get_bindings("Corpus").get("task_modules"), name))
         if number and parsed and "base.gin" in _files_of(parsed):
             raise ConfigError(
                 f"--gin_file={name} is a whole config (it includes base.gin) and would replace "
@@ -81,14 +87,9 @@ def load(
     for name in set(re.findall(MACRO_USE, gin.config_str())) - macros:
         raise ConfigError(f"%{name}: no macro of this name is defined{_hint(name, macros)}")
     values = {cls: gin.get_bindings(cls.__name__) for cls in config.ALL_SECTIONS}
-    operative = set(re.findall(r"^(\w+) =", gin.operative_config_str(), re.MULTILINE))
-    for binding in bindings:
-        name = binding.partition("=")[0]
-        if name in macros - operative:
-            raise ConfigError(
-                f"--gin.{name} has no effect, because its setting is bound directly. "
-                "Give one of the two"
-            )
+    _check_macros(bindings, macros)
+    if runs_modules:
+        _check_modules(values[config.Corpus].get("task_modules"), recorded_modules, bindings)
     finetunes = any(values[cls] for cls in config.FINETUNE_SECTIONS)
     experiment = Experiment(
         **{
@@ -99,13 +100,34 @@ def load(
         decoder=config.Decoder(**values[config.Decoder]),
         finetune=_build_section(config.Finetune, values) if finetunes else None,
     )
-    for binding in bindings:
-        if binding.startswith("Decoder.") and experiment.decoder is None:
-            raise ConfigError(
-                f"--gin.{binding} has no effect: Objective.name = {experiment.objective.name!r} "
-                "has no decoder, nor has fine-tuning"
-            )
+    if experiment.decoder is None and any(name.startswith("Decoder.") for name in bindings):
+        raise ConfigError(
+            f"--gin.Decoder has no effect: Objective.name = {experiment.objective.name!r} and "
+            "fine-tuning have no decoder"
+        )
     return experiment
+
+
+def _check_macros(bindings: typing.Sequence[str], macros: set[str]):
+    """Raises ConfigError for a macro of the command line that no setting uses."""
+    operative = set(re.findall(r"^(\w+) =", gin.operative_config_str(), re.MULTILINE))
+    for name in (binding.partition("=")[0] for binding in bindings):
+        if name in macros - operative:
+            raise ConfigError(
+                f"--gin.{name} has no effect, because its setting is bound directly. "
+                "Give one of the two"
+            )
+
+
+def _check_modules(modules, recorded_modules: list[tuple], bindings: typing.Sequence[str]):
+    """Raises ConfigError for `Corpus.task_modules` from a record that no binding names."""
+    records = [name for value, name in recorded_modules if value == modules]
+    is_named = "Corpus.task_modules" in [binding.partition("=")[0] for binding in bindings]
+    if modules and records and not is_named:
+        raise ConfigError(
+            f"{records[0]} is the record of a run with Corpus.task_modules={modules}, which runs "
+            f'Python code. To run it, give --gin.Corpus.task_modules="{modules}"'
+        )
 
 
 def _build_section(cls: type[config.Settings], values: dict) -> config.Settings:
@@ -136,12 +158,13 @@ def _parse_file(name: str):
     The record of a run is data. It may be somebody else's, so it may not import or include.
     """
     name = os.path.expanduser(name)
-    if pathlib.Path(name).name == RECORD:
-        text = pathlib.Path(name).read_text(encoding="utf-8")
+    if _is_record(name):
+        text = storage.read_bytes(name).decode()
         if re.search(r"^\s*(import|from|include)\b", text, re.MULTILINE):
             raise ConfigError(f"{name}: the record of a run neither imports nor includes")
         gin.parse_config(read_older_names(text))
         return None
+    _require_no_record(name)
     logging.disable(logging.ERROR)  # gin logs each place where a file is not, before it finds it
     try:
         return gin.parse_config_file(name)
@@ -187,6 +210,38 @@ def find_newer_name(setting: str) -> str:
         return f"Decoder.{name.removeprefix('decoder_')}"
     compute = config.field_names(config.Compute)
     return f"Compute.{name}" if name in compute else f"Encoder.{name}"
+
+
+def _is_record(name: str) -> bool:
+    """Returns whether a gin file is the record of a run: by its name, or because it is complete.
+
+    A copy of a record or a link to one has another name. A file that a person writes does not set
+    ten fields of Corpus.
+    """
+    path = pathlib.Path(name)
+    if RECORD in (path.name.lower(), path.resolve().name.lower()):
+        return True
+    names = re.findall(r"^\s*Corpus\.(\w+)\s*=", _read_text(name), re.MULTILINE)
+    return len(set(names)) >= 10
+
+
+def _require_no_record(name: str, parents: tuple[str, ...] = ()):
+    """Raises ConfigError if a gin file includes the record of a run, which gin would execute."""
+    for included in re.findall(r"^\s*include\s+['\"](.+)['\"]", _read_text(name), re.MULTILINE):
+        if _is_record(included):
+            raise ConfigError(
+                f"{name} includes {included}, the record of a run. Leave that line out, and give "
+                f"--gin_file={included} before this file"
+            )
+        if included not in (*parents, name):
+            _require_no_record(included, (*parents, name))
+
+
+def _read_text(name: str) -> str:
+    """Returns the text of a gin file as gin finds it, "" if it is no regular file."""
+    places = [pathlib.Path(name), CONFIGS / name]
+    file = next((place for place in places if place.is_file()), None)
+    return file.read_text(encoding="utf-8") if file else ""
 
 
 def _files_of(parsed) -> set[str]:

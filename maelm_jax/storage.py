@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import pathlib
+import stat
 import time
 import typing
 
@@ -39,7 +40,7 @@ def atomic_file(path: str | os.PathLike) -> typing.Iterator[typing.BinaryIO]:
     path = pathlib.Path(path)
     temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=_open_without_links) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -50,6 +51,71 @@ def atomic_file(path: str | os.PathLike) -> typing.Iterator[typing.BinaryIO]:
         if isinstance(error, OSError) and error.errno in FULL and not error.filename:
             error.filename = str(path)
         raise
+
+
+def _open_without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+class InsideName(typing.NamedTuple):
+    """A name out of a file of a folder, resolved by `inside`."""
+
+    path: pathlib.Path  # to read
+    name: str  # relative, without ".", ".." and links, to write in another folder; "": the folder
+
+
+def inside(folder: str | os.PathLike, name: str) -> InsideName:
+    """Resolves a name that a file of a folder, perhaps a stranger's, gives to a file beside it.
+
+    The rule: the name is relative and has no "..", and its links lead to a place in the folder.
+    One layout has links out of its folder: in a cache of the Hub, the files of snapshots/REVISION
+    are links into `blobs` beside `snapshots`. These are read too. What is written has the plain
+    name. The result names a regular file, a folder, or nothing.
+
+    Raises:
+        ConfigError: The name leads out of the folder, or to a device or pipe.
+    """
+    plain = pathlib.PurePosixPath(name)
+    if plain.is_absolute() or ".." in plain.parts:
+        raise ConfigError(f"{folder} names the file {name}, which is outside of it. Correct it")
+    path = pathlib.Path(folder).expanduser().absolute() / plain
+    _require_inside(path, _own_places(folder), folder)
+    return InsideName(path, "/".join(plain.parts))
+
+
+def require_own_files(folder: str | os.PathLike):
+    """Checks that a folder, perhaps a stranger's, holds its own files and folders only.
+
+    The folder itself may be a link. It need not exist.
+
+    Raises:
+        ConfigError: A link leads out of the folder (see `inside`), or it holds a device or pipe.
+    """
+    places = _own_places(folder)
+    for parent, folders, files in os.walk(places[0]):  # follows no links
+        for name in (*folders, *files):
+            _require_inside(pathlib.Path(parent, name), places, folder)
+
+
+def _own_places(folder: str | os.PathLike) -> list[pathlib.Path]:
+    """Returns the folders to which links in a folder may lead, that folder first."""
+    root = pathlib.Path(os.path.realpath(pathlib.Path(folder).expanduser()))
+    snapshots = [parent for parent in root.parents if parent.name == "snapshots"]
+    return [root, *(parent.parent / "blobs" for parent in snapshots)]
+
+
+def _require_inside(path: pathlib.Path, places: list[pathlib.Path], folder: str | os.PathLike):
+    """Raises ConfigError unless `path` is in one of `places`, and no device or pipe."""
+    target = pathlib.Path(os.path.realpath(path))
+    if not any(target.is_relative_to(place) for place in places):
+        raise ConfigError(
+            f"{path} leads out of {folder}, to {target}. "
+            "If it belongs there, replace the link with what it leads to"
+        )
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a run may remove it
+        mode = target.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+            raise ConfigError(f"{path} is a device or pipe. Put a file in its place, or remove it")
 
 
 def flush_folder(path: str | os.PathLike):
@@ -111,6 +177,24 @@ def try_lock(file: typing.BinaryIO | int, shared: bool = False) -> bool:
     return True
 
 
+def open_lock(path: str | os.PathLike) -> typing.BinaryIO:
+    """Opens the file of a lock, which is created if necessary, to append to it.
+
+    Raises ConfigError if it is a link, device or pipe, which a stranger may have put there.
+    """
+    try:
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ConfigError(f"{path} is a link, and a lock is a file. Remove the link") from error
+    file = os.fdopen(opened, "ab")
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        file.close()
+        raise ConfigError(f"{path} is a device or pipe, and a lock is a file. Remove it")
+    return file
+
+
 @contextlib.contextmanager
 def locked(path: str | os.PathLike, what: str) -> typing.Iterator[None]:
     """Context manager that holds the lock of a file, and waits while another process holds it.
@@ -119,7 +203,7 @@ def locked(path: str | os.PathLike, what: str) -> typing.Iterator[None]:
     `what` says in the message of the waiting process what the other one does.
     """
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as file:
+    with open_lock(path) as file:
         if not try_lock(file):
             log.warning("another process %s; waiting for it", what)
             if multiprocessing.current_process().name != "MainProcess":
@@ -158,9 +242,15 @@ def local_path(path: str) -> pathlib.Path:
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
-    """Reads a file on this machine or in a bucket."""
+    """Reads a file on this machine or in a bucket.
+
+    Raises ConfigError if it is a device or pipe, which may have no end.
+    """
     if not in_bucket(path):
-        return pathlib.Path(path).read_bytes()
+        path = pathlib.Path(path)
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ConfigError(f"{path} is a device or pipe. Put a file in its place")
+        return path.read_bytes()
     files, name = file_system(str(path))
     return files.cat_file(name)
 

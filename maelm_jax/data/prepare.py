@@ -227,7 +227,12 @@ class _Plan(typing.NamedTuple):
 
 
 def _parts_folder(corpus: Corpus, name: str) -> pathlib.Path:
-    return pathlib.Path(f"{rows.path_of(corpus, name)}.parts")
+    """Returns the folder of a store's parts. Raises ConfigError if its links lead out of it."""
+    folder = pathlib.Path(f"{rows.path_of(corpus, name)}.parts")
+    if not storage.in_bucket(corpus.rows_dir):
+        storage.inside(folder.parent, folder.name)
+        storage.require_own_files(folder)
+    return folder
 
 
 def _part_path(folder: pathlib.Path, number: int) -> pathlib.Path:

@@ -34,6 +34,7 @@ NAMES = {
     "unk": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
+MOST_IDS_PER_PIECE = 2  # of a tokenizer.json, which may leave ids unused
 SPECIAL = frozenset(itertools.chain(*NAMES.values()))
 # A vocabulary must encode the first text, and say where each character of the second is.
 TRIAL = "Text, \N{GREEK SMALL LETTER ALPHA}\N{BRAIN}\N{PRIVATE USE ONE} 1"
@@ -277,7 +278,10 @@ class TokenizerJsonVocabulary(Vocabulary):
         self.file["post_processor"] = None
         self.file["truncation"] = self.file["padding"] = None
         whole = tokenizers.Tokenizer.from_str(json.dumps(self.file))
-        self.size = max(whole.get_vocab(with_added_tokens=True).values()) + 1
+        ids = whole.get_vocab(with_added_tokens=True).values()
+        self.size = max(ids) + 1
+        if self.size > MOST_IDS_PER_PIECE * len(ids):  # each id takes a row of the model
+            raise ValueError(f"its largest id is {max(ids)}, and it has {len(ids)} pieces only")
         added = whole.get_added_tokens_decoder()
         self.bos, self.pad, self.eos, self.unk, self.mask = (
             _special_id(key, whole, {index for index in added if added[index].special})

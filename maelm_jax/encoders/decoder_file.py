@@ -9,11 +9,12 @@ import pathlib
 import typing
 
 from maelm_jax import config, storage
-from maelm_jax.encoders import weight_files
+from maelm_jax.encoders import layouts, weight_files
 
 if typing.TYPE_CHECKING:
     from maelm_jax.encoders.encoder import Encoder
 
+FLOATS = ("F32", "BF16", "F16")  # safetensors' names of the types that weights may have
 FILE = "decoder.safetensors"
 MODULES = ("decoder/", "head/")  # of the parameters in the file
 
@@ -51,7 +52,7 @@ def write(folder: pathlib.Path, encoder: "Encoder", dtype: str):
 def read_settings(folder: pathlib.Path) -> DecoderSettings | None:
     """Reads the settings in FILE; None if there is no such file.
 
-    Raises ConfigError if the file is damaged.
+    Raises ConfigError if the file is damaged, or does not have exactly the settings of a decoder.
     """
     if not (folder / FILE).is_file():
         return None
@@ -62,10 +63,38 @@ def read_settings(folder: pathlib.Path) -> DecoderSettings | None:
         safetensors.safe_open(folder / FILE, framework="np") as file,
     ):
         content = json.loads(file.metadata()["settings"])
-        if older := content.get("model"):  # of exports until November 2026
-            content["decoder"] = {
-                name.removeprefix("decoder_"): value for name, value in older.items()
-            }
+        decoder = content.get("decoder") or {  # exports until November 2026 have `model`
+            name.removeprefix("decoder_"): value for name, value in content["model"].items()
+        }
+        fields = config.field_names(config.Decoder)
+        if set(decoder) != set(fields):
+            raise ValueError(f"its settings are {sorted(decoder)}, not {sorted(fields)}")
         masking = config.Masking(renumber=content["renumber"])
         objective = config.Objective.between(content["mask_fraction"], masking)
-        return DecoderSettings(config.Decoder(**content["decoder"]), objective)
+        return DecoderSettings(config.Decoder(**decoder), objective)
+
+
+def check_tensors(folder: pathlib.Path, shapes: layouts.Shapes):
+    """Compares the names, shapes and types in the header of FILE with those of the model.
+
+    `shapes` are those of all parameters of the model. Raises ConfigError, which lists differences.
+    """
+    import safetensors
+
+    expected = {path: shape for path, shape in shapes.items() if path.startswith(MODULES)}
+    with (
+        storage.reading(folder / FILE),
+        safetensors.safe_open(folder / FILE, framework="np") as file,
+    ):
+        names = file.keys()
+        tensors = {name: file.get_slice(name) for name in names}
+        stored = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
+        types = {name: tensor.get_dtype() for name, tensor in tensors.items()}
+    faults = layouts.compare_shapes(stored, expected)
+    faults += [f"{name} has type {kind}" for name, kind in types.items() if kind not in FLOATS]
+    if faults:
+        raise config.ConfigError(
+            f"{folder / FILE} does not fit its own settings or config.json: "
+            f"{layouts.list_faults(faults)}. Put a whole copy of it there, or remove it to use the "
+            "encoder alone"
+        )

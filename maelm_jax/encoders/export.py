@@ -75,12 +75,23 @@ def write(format: str, folder: pathlib.Path, encoder: "Encoder", dtype: str = "f
         print(f"no tokenizer.json: {error}")
         encoder.vocabulary.save(folder)
         tokenizer.write_longest_input(folder, encoder.length)
-    for name, content in encoder.module_files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
     written = _write_stock_model(folder, encoder, dtype)
     decoder_file.write(folder, encoder, dtype)
+    _write_modules(folder, encoder.module_files)
     return written
+
+
+def _write_modules(folder: pathlib.Path, files: dict[str, bytes]):
+    """Writes {plain relative name: content}. Raises ConfigError over what the export writes."""
+    own = {name.casefold() for name in (CARD, *os.listdir(folder))}  # disks may fold case
+    for name, content in files.items():
+        if pathlib.PurePosixPath(name).parts[0].casefold() in own:
+            raise config.ConfigError(
+                f"modules.json has a module in {name}, where the export writes a file of its own. "
+                "Rename the module there"
+            )
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 def _write_stock_model(folder: pathlib.Path, encoder: "Encoder", dtype: str) -> Written:

@@ -171,7 +171,8 @@ def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
     """Reads the modules that sentence-transformers applies to the encoder in a folder.
 
     Returns:
-        {path in the folder: content}; {} if there is no modules.json.
+        {plain relative name: content}; {} if there is no modules.json. A name stands in a folder of
+        a module, or is one of MODULES and MODULE_SETTINGS.
 
     Raises:
         ConfigError: modules.json is damaged, or a module or a link leads out of the folder.
@@ -180,21 +181,14 @@ def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
     if not (folder / MODULES).is_file():
         return {}
     with storage.reading(folder / MODULES):
-        names = [module["path"] for module in storage.read_json(folder / MODULES)]
-        files = [folder / name for name in (MODULES, *MODULE_SETTINGS)]
-        files += [file for name in names if name for file in sorted((folder / name).glob("*"))]
-    inside = [folder.resolve()]
-    if folder.parent.name == "snapshots":  # the cache of the Hub links to files in `blobs`
-        inside.append(folder.parent.parent.resolve() / "blobs")
-    content = {}
-    for file in filter(pathlib.Path.is_file, files):
-        if not any(file.resolve().is_relative_to(path) for path in inside):
-            raise config.ConfigError(
-                f"{file} leads out of {folder}, to {file.resolve()}. An export would copy it: "
-                "replace it with the file itself if it belongs there"
-            )
-        content[str(file.relative_to(folder))] = file.read_bytes()
-    return content
+        paths = [module["path"] for module in storage.read_json(folder / MODULES)]
+        modules = [storage.inside(folder, path) for path in paths]
+        names = [MODULES, *MODULE_SETTINGS]
+        for module in modules:
+            if module.name:  # else it is the encoder itself
+                names += [f"{module.name}/{file.name}" for file in sorted(module.path.glob("*"))]
+    files = [storage.inside(folder, name) for name in names]
+    return {file.name: file.path.read_bytes() for file in files if file.path.is_file()}
 
 
 def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSource:
@@ -240,6 +234,7 @@ def find_workdir(path: str, step: int | None) -> EncoderSource:
     Raises ConfigError if it has no such checkpoint.
     """
     folder = storage.local_path(path)
+    storage.require_own_files(folder)
     experiment = gin_files.load([str(folder / gin_files.RECORD)])
     results, origin = read_record(folder, RESULTS), read_record(folder, ORIGIN)
     step = checkpoint.pick_step(path, step)
@@ -283,12 +278,18 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
     tokenizer.check_options(stock, folder)
     settings = stock.read_settings(content)
     own, rows = _make_encoder(settings, str(folder)), content["vocab_size"]
+    vocabulary = tokenizer.choose_vocabulary(
+        folder, content.get("pad_token_id") if stock.skips_positions else None
+    )
     decoder = decoder_file.read_settings(folder)
+    if decoder:
+        whole = config.Model(own, decoder.decoder)
+        decoder_file.check_tensors(folder, _unpadded_shapes(whole, rows))
 
     def read_tensors():
         pad = (stock.defaults | content)["pad_token_id"]
         tensors = weight_files.read_folder(folder)
-        shapes = layouts.unpad_shapes(_parameter_shapes(config.Model(own), rows), rows)
+        shapes = _unpadded_shapes(config.Model(own), rows)
         params = stock.import_params(tensors, own, pad, shapes, str(folder))
         class_name = (content.get("architectures") or ["Model"])[0]
         if not class_name.endswith(("Model", "ForMaskedLM", "BertForPreTraining")):
@@ -305,9 +306,7 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
         decoder=decoder.decoder if decoder else None,
         objective=decoder.objective if decoder else config.Objective(name="mlm"),
         dropout=stock.read_dropout(content),
-        vocabulary=tokenizer.choose_vocabulary(
-            folder, content.get("pad_token_id") if stock.skips_positions else None
-        ),
+        vocabulary=vocabulary,
         length=tokenizer.read_longest_input(folder, own.max_positions),
         _read_tensors=read_tensors,
     )
@@ -322,7 +321,7 @@ def _find_published(file: pathlib.Path, vocabulary: str | None) -> EncoderSource
         published.check_special_ids(loaded.special, loaded.size, vocabulary)
 
     def read_tensors():
-        shapes = layouts.unpad_shapes(_parameter_shapes(model, rows), rows)
+        shapes = _unpadded_shapes(model, rows)
         return published.import_params(stored.tensors, model, shapes, str(file))
 
     return EncoderSource(
@@ -370,6 +369,14 @@ def _check_shapes(params: dict[str, np.ndarray], shapes: layouts.Shapes, checkpo
             f"{checkpoint_name}: config.gin or vocabulary/ contradicts the checkpoint: "
             f"{layouts.list_faults(faults)}"
         )
+
+
+def _unpadded_shapes(model: config.Model, rows: int) -> layouts.Shapes:
+    """Returns {path: shape}, with `rows` rows in tables over the vocabulary.
+
+    A stranger's config.json may state any number of rows. No memory is taken for them.
+    """
+    return layouts.unpad_shapes(_parameter_shapes(model, len(vocabularies.NAMES)), rows)
 
 
 @functools.lru_cache(maxsize=4)

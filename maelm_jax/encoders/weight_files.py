@@ -40,7 +40,7 @@ def read_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
     present transformers.
 
     Raises:
-        ConfigError: There is no such file, or a file is damaged.
+        ConfigError: There is no such file, a file is damaged, or the index names a file outside.
     """
     for name, read in ((WEIGHTS, read_safetensors), (PYTORCH_WEIGHTS, _read_pytorch_weights)):
         index = folder / f"{name}{INDEX}"
@@ -48,10 +48,11 @@ def read_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
             return _rename(read(folder / name))
         if index.is_file():
             with storage.reading(index):
-                files = sorted(set(storage.read_json(index)["weight_map"].values()))
+                names = sorted(set(storage.read_json(index)["weight_map"].values()))
+                files = [storage.inside(folder, name).path for name in names]
             tensors = {}
             for file in files:
-                tensors |= read(folder / file)
+                tensors |= read(file)
             return _rename(tensors)
     raise ConfigError(f"{folder} holds neither {WEIGHTS} nor {PYTORCH_WEIGHTS}")
 

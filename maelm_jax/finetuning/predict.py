@@ -39,12 +39,15 @@ class FinishedRun:
             ConfigError: `workdir` is not a finished fine-tuning run, or has no model.
         """
         self.folder = pathlib.Path(workdir or "")
+        if workdir:
+            storage.require_own_files(self.folder)
         file = self.folder / source.RESULTS
         if not workdir or not file.is_file():
             reports = table.read(self.folder).values() if workdir else ()
             models = [report["model"] for by_task in reports for report in by_task.values()]
             model = next(filter(None, models), None)  # None: all seeds of the task diverged
-            hint = f"; in this table, give --workdir={self.folder / model}" if model else ""
+            named = storage.inside(self.folder, model).path if model else ""
+            hint = f"; in this table, give --workdir={named}" if model else ""
             raise config.ConfigError(f"{flag} needs --workdir=RUN of a fine-tuned run{hint}")
         results = storage.read_json(file)
         if not (self.folder / "checkpoints").is_dir():
@@ -197,7 +200,7 @@ def find_models(workdir: str | None, init_from: str | None) -> list[str]:
                 "Name one of them with --init_from=NAME"
             )
         models = {
-            task: str(folder / report["model"])
+            task: str(storage.inside(folder, report["model"]).path)
             for task, report in reports[label].items()
             if report["model"]
         }

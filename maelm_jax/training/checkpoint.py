@@ -320,13 +320,7 @@ def _storage_errors(folder: epath.Path) -> collections.abc.Iterator[None]:
 def write_checksums(folder: epath.Path):
     """Writes the MD5 of all files of a checkpoint into its folder."""
     files, root = storage.file_system(str(folder))
-    # By default fsspec omits what it cannot list.
-    strict = {} if storage.in_bucket(folder) else {"on_error": "raise"}
-    covered = [
-        name
-        for path, info in sorted(files.find(root, detail=True, **strict).items())
-        if info["type"] == "file" and (name := path[len(root) :].lstrip("/")) not in UNCOVERED
-    ]
+    covered = [name for name in _list_files(folder) if name not in UNCOVERED]
     content = json.dumps(_checksums(files, root, covered), indent=1) + "\n"
     if storage.in_bucket(folder):
         files.pipe_file(f"{root}/{CHECKSUMS}", content.encode())
@@ -337,22 +331,42 @@ def write_checksums(folder: epath.Path):
 def verify(folder: epath.Path):
     """Compares the files of a checkpoint with their checksums.
 
+    Only files that the folder really holds are opened, and no links: the checkpoint may be a
+    stranger's.
+
     Raises:
-        Damaged: A file is missing or differs. The message names it.
+        Damaged: A file is missing, not in the list, or differs. The message names it.
         OSError: A file cannot be read. Libraries for buckets raise exceptions of their own.
     """
     files, root = storage.file_system(str(folder))
     try:
-        recorded = json.loads(files.cat_file(f"{root}/{CHECKSUMS}"))
-        found = _checksums(files, root, list(recorded))
+        present = _list_files(folder)
+        if CHECKSUMS not in present:
+            raise FileNotFoundError(CHECKSUMS)
+        recorded = dict(json.loads(files.cat_file(f"{root}/{CHECKSUMS}")))
+        covered = [name for name in present if name not in UNCOVERED]
+        for name in sorted(set(recorded) - set(covered)):
+            raise FileNotFoundError(name)
+        for name in sorted(set(covered) - set(recorded)):
+            raise ValueError(f"{name} is not in the list")
+        found = _checksums(files, root, covered)
     except FileNotFoundError as error:
         missing = str(error.filename or error).removeprefix(f"{root}/")
         raise Damaged(f"the checkpoint {folder} is damaged: {missing} is missing") from error
-    except (ValueError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         raise Damaged(f"the checkpoint {folder} is damaged: {CHECKSUMS}: {error}") from error
     for name, checksum in recorded.items():
         if found[name] != checksum:
             raise Damaged(f"the checkpoint {folder} is damaged: {name} is not what was written")
+
+
+def _list_files(folder: epath.Path) -> list[str]:
+    """Returns the names of the regular files of a folder, sorted. A link is no file."""
+    files, root = storage.file_system(str(folder))
+    # By default fsspec omits what it cannot list.
+    strict = {} if storage.in_bucket(folder) else {"on_error": "raise"}
+    found = sorted(files.find(root, detail=True, **strict).items())
+    return [path[len(root) :].lstrip("/") for path, info in found if info["type"] == "file"]
 
 
 def _checksums(files, root: str, names: list[str]) -> dict[str, str]:

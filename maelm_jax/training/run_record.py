@@ -55,11 +55,13 @@ def fetch(workdir: str, holds_lock: bool = False) -> pathlib.Path:
 
     Those of a workdir in a bucket are copied here, unless another process of this machine, which
     writes them, runs it. `holds_lock` says that the caller does. No run is on s3://, where Orbax
-    writes no checkpoints.
+    writes no checkpoints. Raises ConfigError if the folder, which may be a stranger's, has links
+    that lead out of it.
     """
     folder = storage.local_path(workdir)
     if workdir.startswith("gs://") and (holds_lock or not is_running(workdir)):
         storage.fetch_files(workdir, RECORDS)
+    storage.require_own_files(folder)
     return folder
 
 
@@ -96,7 +98,7 @@ def locked(workdir: str) -> collections.abc.Iterator[None]:
     it covers this machine only. A workdir that is still empty at the end is removed.
 
     Raises:
-        ConfigError: Another process holds the lock.
+        ConfigError: Another process holds the lock, or the workdir has links that lead out of it.
         OSError: The folder cannot be written to.
     """
     with contextlib.ExitStack() as stack:
@@ -109,6 +111,7 @@ def locked(workdir: str) -> collections.abc.Iterator[None]:
 @contextlib.contextmanager
 def _locked(workdir: str) -> collections.abc.Iterator[None]:
     folder = storage.local_path(workdir)
+    storage.require_own_files(folder)
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(workdir, folder / LOCK) as file:
@@ -132,7 +135,7 @@ def _lock(workdir: str, path: pathlib.Path) -> collections.abc.Iterator[typing.B
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            file = path.open("ab")
+            file = storage.open_lock(path)
         except FileNotFoundError:  # the holder before removed the folder at its end
             continue
         with file:
@@ -167,7 +170,7 @@ def is_running(workdir: str) -> bool:
 def read_settings(workdir: str) -> config.Experiment | None:
     """Reads config.gin. Returns None if there is none."""
     path = storage.local_path(workdir) / gin_files.RECORD
-    return gin_files.load([str(path)]) if path.exists() else None
+    return gin_files.load([str(path)]) if path.is_file() else None
 
 
 def check_settings(workdir: str, experiment: config.Experiment):
