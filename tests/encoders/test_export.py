@@ -16,7 +16,7 @@ from testing import ROOT, call, flatten
 import maelm_jax
 from maelm_jax import config, export, gin_files
 from maelm_jax.data import vocabularies
-from maelm_jax.encoders import card, encoder, family, published, source
+from maelm_jax.encoders import card, encoder, families, family, published, source
 from maelm_jax.encoders import export as folders
 from maelm_jax.model import maelm
 
@@ -355,3 +355,11 @@ def test_the_encoder_of_the_repository_has_learned_something():
     assert candidates[0].token == "born" and candidates[0].probability > 0.5
     [state] = loaded.encode(["Representations that were never trained on [MASK] have nothing to forget."], pooling="first")
     assert np.allclose(state[:4], [1.0393, 0.3664, 0.3709, -0.0590], atol=1e-4), "as PyTorch computed them when it was exported"
+
+
+def test_an_id_of_padding_that_mpnet_does_not_have_names_the_settings_to_change():
+    model, special = config.Model(relative_buckets="t5"), config.SpecialIds.of_size(600)
+    assert families.require_stock_family(model, special).model_type == "mpnet"
+    for setting in (r"Vocabulary\.file", r"Model\.relative_buckets"):
+        with pytest.raises(config.ConfigError, match=setting):
+            families.require_stock_family(model, dataclasses.replace(special, pad=0, bos=1))
