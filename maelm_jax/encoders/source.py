@@ -302,7 +302,7 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
         kind=f"{content['model_type']} folder",
         settings=settings | (decoder.model if decoder else {}),
         vocabulary=tokenizer.choose_vocabulary(
-            folder, content.get("pad_token_id") if stock.skips_positions else None
+            stock, folder, content.get("pad_token_id") if stock.skips_positions else None
         ),
         length=tokenizer.read_longest_input(folder, model.max_positions),
         mask_fraction=decoder.mask_fraction if decoder else 1.0,

@@ -370,10 +370,62 @@ def check_options(family: Family, folder: pathlib.Path):
             )
 
 
-def choose_vocabulary(folder: pathlib.Path, pad: int | None) -> str:
+def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Vocabulary):
+    """Checks that the tokenizer of a folder gives difficult texts the ids that they get here.
+
+    Raises ConfigError if it adds other tokens than one before and one after a text, or none.
+    """
+    import tokenizers
+
+    if not isinstance(vocabulary, vocabularies.TokenizerJsonVocabulary):
+        return
+    file, own = folder / "tokenizer_config.json", json.loads(vocabulary.content)
+    stated = storage.read_json(file) if file.is_file() else {}
+    is_generic = not family.class_adds_ends
+    is_generic |= str(stated.get("tokenizer_class", "")).startswith(_GENERIC)
+    if not own.get("post_processor") and not is_generic:
+        return
+    own["truncation"] = own["padding"] = None
+    stock = tokenizers.Tokenizer.from_str(json.dumps(own))
+    if is_generic and {"add_bos_token", "add_eos_token"} & stated.keys():
+        stock.post_processor = _stated_ends(stated, stock)
+    added = [f"before {token} after" for token in _added_tokens(vocabulary)]
+    for text in (*HARD_TEXTS, *added):
+        theirs, ids = stock.encode(text), vocabulary.encode(text)
+        ours = [vocabulary.bos, *ids, vocabulary.eos]
+        if theirs.ids != ours:
+            bos, eos = vocabulary.pieces[vocabulary.bos], vocabulary.pieces[vocabulary.eos]
+            raise config.ConfigError(
+                f"{folder}: its tokenizer.json reads {text!r:.40} as {theirs.tokens[:8]}, and "
+                f"maelm_jax as {[vocabulary.pieces[index] for index in ours][:8]}: a text must "
+                f"have {bos} before it and {eos} after it. If the weights were trained so, let the "
+                f'post_processor of tokenizer.json add them: {{"type": "BertProcessing", '
+                f'"cls": ["{bos}", {vocabulary.bos}], "sep": ["{eos}", {vocabulary.eos}]}}'
+            )
+
+
+def _stated_ends(stated: dict, stock):
+    """Returns the post-processor that transformers makes of `add_bos_token` and `add_eos_token`."""
+    from tokenizers import processors
+
+    ends = []
+    for name in ("bos_token", "eos_token"):
+        token = stated.get(name) or ""
+        token = token["content"] if isinstance(token, dict) else token
+        known = stated.get(f"add_{name}") and stock.token_to_id(token) is not None
+        ends.append(token if known else "")
+    return processors.TemplateProcessing(
+        single=f"{ends[0]} $A {ends[1]}".strip(),
+        pair=None,
+        special_tokens=[(token, stock.token_to_id(token)) for token in ends if token],
+    )
+
+
+def choose_vocabulary(family: Family, folder: pathlib.Path, pad: int | None) -> str:
     """Returns the file of a folder's vocabulary. transformers adds tokens to tokenizer.json only.
 
-    Raises ConfigError unless it pads with `pad`, the id that the positions depend on, if any.
+    Raises ConfigError as `check_ids`, and unless it pads with `pad`, the id that the positions
+    depend on, if any.
     """
     loaded = [vocabularies.load(file) for file in vocabularies.files_in(folder)]
     largest = max(loaded, key=lambda vocabulary: vocabulary.size)
@@ -382,6 +434,7 @@ def choose_vocabulary(folder: pathlib.Path, pad: int | None) -> str:
             f"{folder}: config.json has pad_token_id {pad}, but its tokenizer pads with "
             f"{largest.pad}. Correct the one that the weights were not trained with"
         )
+    check_ids(family, folder, largest)
     return str(folder / largest.FILE)
 
 
