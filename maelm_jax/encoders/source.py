@@ -5,6 +5,7 @@ A source is one of:
 - a workdir of maelm_jax.train or maelm_jax.finetune,
 - a folder that maelm_jax.export wrote, in any format,
 - a folder of stock transformers, of a family in families.py, with its tokenizer.json,
+- a folder of sentence-transformers with such an encoder,
 - a checkpoint of the reference implementation (.pt).
 
 `find_encoder` reads the settings of the model. `EncoderSource.read_params` reads its weights. No
@@ -30,6 +31,7 @@ from maelm_jax.encoders import (
     families,
     layouts,
     published,
+    recipes,
     tokenizer,
     weight_files,
 )
@@ -40,10 +42,6 @@ from maelm_jax.training import checkpoint, run_record, sharding
 # scores, which are written last.
 INPUTS, RESULTS = "inputs.json", "results.json"
 ORIGIN = "origin.json"  # of a run that started from an encoder
-# Of a folder of sentence-transformers: the list of the modules that it applies to an encoder, such
-# as pooling, and the settings of the encoder in it.
-MODULES = "modules.json"
-MODULE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 
 
 def read_record(workdir: str | os.PathLike, name: str) -> dict[str, typing.Any]:
@@ -168,6 +166,9 @@ class EncoderSource:
 def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
     """Reads the modules that sentence-transformers applies to the encoder in a folder.
 
+    Before version 2.0 of sentence-transformers the encoder itself was in a folder of its own
+    (`find_modules`). Its settings are returned as if it was not.
+
     Returns:
         {path in the folder: content}; {} if there is no modules.json.
 
@@ -175,24 +176,40 @@ def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
         ConfigError: modules.json is damaged, or a module or a link leads out of the folder.
     """
     folder = pathlib.Path(folder).expanduser().absolute()
-    if not (folder / MODULES).is_file():
+    modules = find_modules(folder)
+    if not modules:
         return {}
-    with storage.reading(folder / MODULES):
-        names = [module["path"] for module in storage.read_json(folder / MODULES)]
-        files = [folder / name for name in (MODULES, *MODULE_SETTINGS)]
-        files += [file for name in names if name for file in sorted((folder / name).glob("*"))]
+    first, *others = (str(module["path"]) for module in modules)
+    files = {name: folder / name for name in (recipes.MODULES, recipes.PROMPTS)}
+    files |= {name: folder / first / name for name in recipes.ENCODER_SETTINGS}
+    for name in filter(None, others):
+        files |= {str(file.relative_to(folder)): file for file in sorted((folder / name).glob("*"))}
     inside = [folder.resolve()]
     if folder.parent.name == "snapshots":  # the cache of the Hub links to files in `blobs`
         inside.append(folder.parent.parent.resolve() / "blobs")
-    content = {}
-    for file in filter(pathlib.Path.is_file, files):
+    for file in (*files.values(), *(folder / name for name in (first, *others))):
         if not any(file.resolve().is_relative_to(path) for path in inside):
             raise config.ConfigError(
                 f"{file} leads out of {folder}, to {file.resolve()}. An export would copy it: "
                 "replace it with the file itself if it belongs there"
             )
-        content[str(file.relative_to(folder))] = file.read_bytes()
+    content = {name: file.read_bytes() for name, file in files.items() if file.is_file()}
+    if first:
+        modules = [modules[0] | {"path": ""}, *modules[1:]]
+        content[recipes.MODULES] = json.dumps(modules, indent=2).encode()
     return content
+
+
+def find_modules(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
+    """Returns the modules that modules.json lists; [] if there is no such file."""
+    file = folder / recipes.MODULES
+    if not file.is_file():
+        return []
+    with storage.reading(file):
+        modules = [dict(module) for module in storage.read_json(file)]
+        for module in modules:
+            pathlib.PurePath(module["path"])  # is text
+        return modules
 
 
 def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSource:
@@ -222,6 +239,10 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
     if (folder / "config.json").is_file():
         with storage.reading(folder / "config.json"):
             return _find_stock_folder(folder)
+    if modules := find_modules(folder):  # of sentence-transformers before 2.0
+        inner = folder / modules[0]["path"]
+        with storage.reading(inner / "config.json"):
+            return dataclasses.replace(_find_stock_folder(inner), path=str(folder))
     near = run_record.near(str(path))
     if folder.is_dir():
         names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
