@@ -166,8 +166,8 @@ class EncoderSource:
 def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
     """Reads the modules that sentence-transformers applies to the encoder in a folder.
 
-    Before version 2.0 of sentence-transformers the encoder itself was in a folder of its own
-    (`find_modules`). Its settings are returned as if it was not.
+    Before version 2.0 of sentence-transformers the encoder itself was in a folder of its own. Its
+    settings are returned as if it was not.
 
     Returns:
         {path in the folder: content}; {} if there is no modules.json.
@@ -187,12 +187,9 @@ def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
     inside = [folder.resolve()]
     if folder.parent.name == "snapshots":  # the cache of the Hub links to files in `blobs`
         inside.append(folder.parent.parent.resolve() / "blobs")
-    for file in (*files.values(), *(folder / name for name in (first, *others))):
+    for file in files.values():
         if not any(file.resolve().is_relative_to(path) for path in inside):
-            raise config.ConfigError(
-                f"{file} leads out of {folder}, to {file.resolve()}. An export would copy it: "
-                "replace it with the file itself if it belongs there"
-            )
+            raise _leads_out(file, folder)
     content = {name: file.read_bytes() for name, file in files.items() if file.is_file()}
     if first:
         modules = [modules[0] | {"path": ""}, *modules[1:]]
@@ -201,15 +198,27 @@ def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
 
 
 def find_modules(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
-    """Returns the modules that modules.json lists; [] if there is no such file."""
+    """Returns the modules that modules.json lists; [] if there is no such file.
+
+    Raises ConfigError if it is damaged, or the path of a module leads out of the folder.
+    """
     file = folder / recipes.MODULES
     if not file.is_file():
         return []
     with storage.reading(file):
         modules = [dict(module) for module in storage.read_json(file)]
         for module in modules:
-            pathlib.PurePath(module["path"])  # is text
+            path = folder / module["path"]
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise _leads_out(path, folder)
         return modules
+
+
+def _leads_out(file: pathlib.Path, folder: pathlib.Path) -> config.ConfigError:
+    return config.ConfigError(
+        f"{file} leads out of {folder}, to {file.resolve()}. An export would copy it: "
+        "replace it with the file itself if it belongs there"
+    )
 
 
 def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSource:
@@ -236,11 +245,9 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
         return _find_published(folder, None)
     if (folder / "model.pt").is_file():
         return _find_published(folder / "model.pt", str(folder))
-    if (folder / "config.json").is_file():
-        with storage.reading(folder / "config.json"):
-            return _find_stock_folder(folder)
-    if modules := find_modules(folder):  # of sentence-transformers before 2.0
-        inner = folder / modules[0]["path"]
+    modules = find_modules(folder)
+    inner = folder / modules[0]["path"] if modules else folder
+    if (inner / "config.json").is_file():
         with storage.reading(inner / "config.json"):
             return dataclasses.replace(_find_stock_folder(inner), path=str(folder))
     near = run_record.near(str(path))

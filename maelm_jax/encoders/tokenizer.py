@@ -371,54 +371,43 @@ def check_options(family: Family, folder: pathlib.Path):
 
 
 def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Vocabulary):
-    """Checks that the tokenizer of a folder gives difficult texts the ids that they get here.
+    """Checks that the tokenizer.json of a folder gives difficult texts the ids of the vocabulary.
 
-    Raises ConfigError if it adds other tokens than one before and one after a text, or none.
+    The vocabulary may be the file of SentencePiece beside it.
+
+    Raises:
+        ConfigError: Other ids, for example because tokenizer.json adds no `<s>` and `</s>`.
     """
     import tokenizers
 
-    if not isinstance(vocabulary, vocabularies.TokenizerJsonVocabulary):
+    if not (folder / "tokenizer.json").is_file():
         return
-    file, own = folder / "tokenizer_config.json", json.loads(vocabulary.content)
+    own, file = storage.read_json(folder / "tokenizer.json"), folder / "tokenizer_config.json"
     stated = storage.read_json(file) if file.is_file() else {}
     is_generic = not family.class_adds_ends
     is_generic |= str(stated.get("tokenizer_class", "")).startswith(_GENERIC)
     if not own.get("post_processor") and not is_generic:
         return
     own["truncation"] = own["padding"] = None
-    stock = tokenizers.Tokenizer.from_str(json.dumps(own))
-    if is_generic and {"add_bos_token", "add_eos_token"} & stated.keys():
-        stock.post_processor = _stated_ends(stated, stock)
-    added = [f"before {token} after" for token in _added_tokens(vocabulary)]
-    for text in (*HARD_TEXTS, *added):
-        theirs, ids = stock.encode(text), vocabulary.encode(text)
-        ours = [vocabulary.bos, *ids, vocabulary.eos]
-        if theirs.ids != ours:
-            bos, eos = vocabulary.pieces[vocabulary.bos], vocabulary.pieces[vocabulary.eos]
+    with storage.reading(folder / "tokenizer.json"):
+        stock = tokenizers.Tokenizer.from_str(json.dumps(own))
+    bos, eos = vocabulary.bos, vocabulary.eos
+    for text in (*HARD_TEXTS, *(f"before {token} after" for token in _added_tokens(vocabulary))):
+        ids = vocabulary.encode(text)
+        if stock.encode(text, add_special_tokens=False).ids != ids:
             raise config.ConfigError(
-                f"{folder}: its tokenizer.json reads {text!r:.40} as {theirs.tokens[:8]}, and "
-                f"maelm_jax as {[vocabulary.pieces[index] for index in ours][:8]}: a text must "
-                f"have {bos} before it and {eos} after it. If the weights were trained so, let the "
-                f'post_processor of tokenizer.json add them: {{"type": "BertProcessing", '
-                f'"cls": ["{bos}", {vocabulary.bos}], "sep": ["{eos}", {vocabulary.eos}]}}'
+                f"{folder}: tokenizer.json gives other ids than {vocabulary.FILE} to {text!r:.40}. "
+                "Remove the file that the weights were not trained with"
             )
-
-
-def _stated_ends(stated: dict, stock):
-    """Returns the post-processor that transformers makes of `add_bos_token` and `add_eos_token`."""
-    from tokenizers import processors
-
-    ends = []
-    for name in ("bos_token", "eos_token"):
-        token = stated.get(name) or ""
-        token = token["content"] if isinstance(token, dict) else token
-        known = stated.get(f"add_{name}") and stock.token_to_id(token) is not None
-        ends.append(token if known else "")
-    return processors.TemplateProcessing(
-        single=f"{ends[0]} $A {ends[1]}".strip(),
-        pair=None,
-        special_tokens=[(token, stock.token_to_id(token)) for token in ends if token],
-    )
+        theirs = stock.encode(text)
+        if theirs.ids != [bos, *ids, eos]:
+            names = {"cls": [vocabulary.pieces[bos], bos], "sep": [vocabulary.pieces[eos], eos]}
+            raise config.ConfigError(
+                f"{folder}: its tokenizer reads {text!r:.40} as {theirs.tokens[:8]}, and maelm_jax "
+                f"puts {names['cls'][0]} before a text and {names['sep'][0]} after it. If the "
+                "weights were trained so, set the post_processor of tokenizer.json to "
+                f"{json.dumps({'type': 'BertProcessing', **names})}"
+            )
 
 
 def choose_vocabulary(family: Family, folder: pathlib.Path, pad: int | None) -> str:

@@ -176,6 +176,7 @@ def test_an_encoder_in_a_folder_of_its_own_as_before_version_2(make_folder, name
             file.rename(inner / (name if file.name == "sentence_bert_config.json" else file.name))
     modules = json.loads((folder / "modules.json").read_text())
     write_json(folder / "modules.json", [modules[0] | {"path": inner.name}, *modules[1:]])
+    write_json(folder / "config.json", {"__version__": "0.3.8"})
     loaded = maelm_jax.load_encoder(folder)
     assert np.abs(loaded.encode(TEXTS) - expected).max() < 1e-5
     loaded.save_pretrained(folder.parent / "again")
