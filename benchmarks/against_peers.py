@@ -94,7 +94,10 @@ class Arm(typing.NamedTuple):
 
 CHEAP_DECODER = "--gin_file=ablations/decoder_masked_only.gin"
 # The feed-forward block is as wide as that of the peer.
-MODERN_LAYERS = ("--gin_file=recipes/modern_layers.gin", "--gin.Encoder.feed_forward={feed_forward}")
+MODERN_LAYERS = (
+    "--gin_file=recipes/modern_layers.gin",
+    "--gin.Encoder.feed_forward={feed_forward}",
+)
 ARMS = {
     "bert": Arm(rates=(5e-4, 1e-3, 2e-3), batch_sizes=(8, 16)),
     "mpnet": Arm(rates=(5e-4, 1e-3, 2e-3), batch_sizes=(8, 16)),

@@ -2,9 +2,9 @@ r"""Compare the CPU seconds of `load_encoder(FOLDER).encode` with those of sente
 
     python benchmarks/embedding.py --encoder=MiniLM --texts=sentences.txt
 
-The encoder is a folder of sentence-transformers with mean pooling, and each line of the file is a
-text. Two processes take turns. Each encodes the same texts three times. The first time includes
-compilation here. Needs requirements-torch.txt.
+The encoder is a folder of sentence-transformers, and each line of the file is a text. Two processes
+take turns. Each encodes the same texts three times. The first time includes compilation here. Needs
+requirements-torch.txt.
 """
 
 import argparse

@@ -145,7 +145,8 @@ def probes(encoder: Encoder, glue: pathlib.Path | None, tokenizer_file: pathlib.
     for task in TASKS:
         texts, labels = read_task(glue / task, task)
         encodings = tokenizer.encode_batch(texts)
-        states = encoder.encode_ids([encoding.ids[1:-1] for encoding in encodings])
+        ids = [encoding.ids[1:-1] for encoding in encodings]
+        states = encoder.encode_ids(ids, encoder.choose_recipe("mean"))
         result[task] = probe(states, labels, task)
         print(f"{task}: {np.mean(result[task]['folds']):.4f}", flush=True)
     return result

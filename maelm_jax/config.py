@@ -25,7 +25,16 @@ Above0 = typing.Annotated[float, pydantic.Field(gt=0)]
 Share = typing.Annotated[float, pydantic.Field(ge=0, le=1)]
 ShareBelowOne = typing.Annotated[float, pydantic.Field(ge=0, lt=1)]
 Text = typing.Annotated[str, pydantic.Field(min_length=1)]
-Family = typing.Literal["bert", "distilbert", "electra", "roberta", "mpnet", "modernbert"]
+Family = typing.Literal[
+    "bert",
+    "camembert",
+    "distilbert",
+    "electra",
+    "modernbert",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+]
 Task = typing.Literal[
     "cola",
     "sst2",

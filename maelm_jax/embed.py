@@ -6,8 +6,10 @@
 
 --workdir is a workdir, an exported folder, a folder of stock transformers with its tokenizer.json,
 or a checkpoint of the published code. The first command takes the mean over all tokens of a line,
-`<s>` and `</s>` included, as sentence-transformers does. --pooling=first takes the hidden state of
-`<s>`. --normalize gives each vector the length 1.
+`<s>` and `</s>` included. A folder of sentence-transformers gives the vectors that
+sentence-transformers gives with it: its pooling, modules, default prompt and length are applied.
+--pooling=mean or --pooling=first (the hidden state of `<s>`) leaves these out. --normalize gives
+each vector the length 1.
 
 The output is a float32 array [lines, width] in the order of the lines. The encoder reads
 `<s>` line `</s>`, cut to the longest input whose positions are trained: the sequence length of the
@@ -29,7 +31,8 @@ def main(argv: list[str]) -> int:
         "--input", required=True, metavar="FILE", help="UTF-8 text, a line an embedding"
     )
     flags.add_argument("--output", required=True, metavar="FILE", help="the .npy file to write")
-    flags.add_argument("--pooling", choices=("mean", "first"), default="mean", help="default mean")
+    default = "default that of a sentence-transformers folder, or mean"
+    flags.add_argument("--pooling", choices=("mean", "first"), help=default)
     flags.add_argument("--normalize", action="store_true", help="divide each vector by its length")
     dtype = "of the computation; default that of the run, or float32"
     flags.add_argument("--dtype", choices=("float32", "bfloat16"), help=dtype)
@@ -56,6 +59,7 @@ def main(argv: list[str]) -> int:
         compute = dataclasses.replace(loaded.model.compute, dtype=args.dtype)
         model = dataclasses.replace(loaded.model, compute=compute)
         loaded = dataclasses.replace(loaded, model=model)
+    chosen = loaded.choose_recipe(args.pooling)
     if args.max_length is not None:
         positions = loaded.model.encoder.max_positions
         if args.max_length > positions:
@@ -63,19 +67,16 @@ def main(argv: list[str]) -> int:
                 f"--max_length={args.max_length} is longer than the {positions} positions of "
                 f"{args.workdir}. Give at most {positions}"
             )
-        loaded = dataclasses.replace(loaded, length=args.max_length)
-    encoded = loaded.vocabulary.encode_batch(lines)
-    vectors = loaded.encode_ids(encoded, args.pooling, args.normalize)
+        chosen = dataclasses.replace(chosen, length=args.max_length)
+    encoded = loaded.vocabulary.encode_batch(chosen.prepare(lines))
+    vectors = loaded.encode_ids(encoded, chosen, args.normalize)
     folder.mkdir(parents=True, exist_ok=True)
     with storage.atomic_file(args.output) as file:
         np.save(file, vectors)
-    longer = sum(len(ids) > loaded.length - 2 for ids in encoded)
-    shortened = f"; {longer} lines cut to {loaded.length} tokens" if longer else ""
+    longer = sum(len(ids) > chosen.length - 2 for ids in encoded)
+    shortened = f"; {longer} lines cut to {chosen.length} tokens" if longer else ""
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
-    print(
-        f"{args.output}: float32 {vectors.shape}, {args.pooling} of the states of {origin}"
-        f"{shortened}"
-    )
+    print(f"{args.output}: float32 {vectors.shape}, {chosen.describe()} of {origin}{shortened}")
     return 0
 
 

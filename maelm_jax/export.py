@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     verification = _why_unverified(args.verify, args.format)
     with export.write_atomically(args.output) as folder:
         written = export.write(args.format, folder, loaded, args.dtype)
-        verification = verification or verify.verify(args.format, folder, loaded)
+        verification = verification or verify.verify(args.format, folder, loaded, found.path)
         has_tokenizer_json = (folder / "tokenizer.json").is_file()
         name = pathlib.Path(args.output).absolute().name
         text = card.render(

@@ -275,7 +275,7 @@ def mesh_of(*sizes: int) -> jax.sharding.Mesh:
 
 
 # Stock encoders that `stock_config` knows: model types, and a ModernBERT with local attention.
-STOCK_ENCODERS = ("bert", "distilbert", "electra", "modernbert", "modernbert-local", "mpnet", "roberta")
+STOCK_ENCODERS = ("bert", "camembert", "distilbert", "electra", "modernbert", "modernbert-local", "mpnet", "roberta", "xlm-roberta")
 
 
 def stock_config(name: str, vocabulary_size: int):
@@ -295,6 +295,7 @@ def stock_config(name: str, vocabulary_size: int):
     theta = {"full_attention": {"rope_type": "default", "rope_theta": 1000.0}, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
     makers = {
         "bert": lambda: transformers.BertConfig(**sizes),
+        "camembert": lambda: transformers.CamembertConfig(**sizes, type_vocab_size=1),
         "distilbert": lambda: transformers.DistilBertConfig(**sizes | {"hidden_dim": 48}),
         "electra": lambda: transformers.ElectraConfig(**sizes, embedding_size=32),
         "modernbert": lambda: transformers.ModernBertConfig(**sizes, **rotary, layer_types=["full_attention"] * 2, rope_parameters=theta),
@@ -303,6 +304,7 @@ def stock_config(name: str, vocabulary_size: int):
         ),
         "mpnet": lambda: transformers.MPNetConfig(**sizes),
         "roberta": lambda: transformers.RobertaConfig(**sizes, type_vocab_size=1, layer_norm_eps=1e-5),
+        "xlm-roberta": lambda: transformers.XLMRobertaConfig(**sizes, type_vocab_size=1, layer_norm_eps=1e-5),
     }
     return makers[name]()
 

@@ -28,9 +28,9 @@ from sentencepiece import sentencepiece_model_pb2
 from maelm_jax import config, storage
 
 NAMES = {
-    "bos": ("<s>", "[CLS]"),
+    "bos": ("<s>", "[CLS]", "<bos>"),
     "pad": ("<pad>", "[PAD]"),
-    "eos": ("</s>", "[SEP]"),
+    "eos": ("</s>", "[SEP]", "<eos>"),
     "unk": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
@@ -263,7 +263,8 @@ class SentencePieceVocabulary(Vocabulary):
 class TokenizerJsonVocabulary(Vocabulary):
     """A Hugging Face tokenizer.json.
 
-    Its tokens include `<s> <pad> </s> <unk> <mask>` or `[CLS] [PAD] [SEP] [UNK] [MASK]`.
+    Its tokens include `<s> <pad> </s> <unk> <mask>` or `[CLS] [PAD] [SEP] [UNK] [MASK]`. If its
+    post-processor adds one token before a text and one after it, these are `<s>` and `</s>`.
     """
 
     FILE = "tokenizer.json"
@@ -273,19 +274,23 @@ class TokenizerJsonVocabulary(Vocabulary):
 
         super().__init__(content)
         self.file = json.loads(content)
+        self.file["truncation"] = self.file["padding"] = None
+        whole = tokenizers.Tokenizer.from_str(json.dumps(self.file))
         # The post-processor adds special tokens, and the one of RoBERTa cuts a character off the
         # offsets of each word if the tokenizer adds a space where the text has none.
         self.file["post_processor"] = None
-        self.file["truncation"] = self.file["padding"] = None
-        whole = tokenizers.Tokenizer.from_str(json.dumps(self.file))
         ids = whole.get_vocab(with_added_tokens=True).values()
         self.size = max(ids) + 1
         if self.size > MOST_IDS_PER_PIECE * len(ids):  # each id takes a row of the model
             raise ValueError(f"its largest id is {max(ids)}, and it has {len(ids)} pieces only")
         added = whole.get_added_tokens_decoder()
+        special = {index for index in added if added[index].special}
+        ends = whole.encode("").ids
+        known = {}
+        if len(ends) == 2 and None not in map(whole.id_to_token, ends):
+            known = dict(zip(("bos", "eos"), ends, strict=True))
         self.bos, self.pad, self.eos, self.unk, self.mask = (
-            _special_id(key, whole, {index for index in added if added[index].special})
-            for key in NAMES
+            known[key] if key in known else _special_id(key, whole, special) for key in NAMES
         )
         # `encode_special_tokens` makes text of what is marked as special. That shall be the five.
         for token in self.file.setdefault("added_tokens", []):

@@ -15,7 +15,7 @@ from flax import traverse_util
 
 from maelm_jax import config
 from maelm_jax.data import vocabularies
-from maelm_jax.encoders import export, family, inference, source
+from maelm_jax.encoders import export, family, inference, recipes, source
 from maelm_jax.model import attention, maelm, model_inputs
 
 Pooling = typing.Literal["mean", "first"]
@@ -41,8 +41,8 @@ class Encoder:
         length: The longest input in tokens, with `<s>` and `</s>`.
         head: The head of a fine-tuned run, or None. `encode` does not use it.
         step: The step of a workdir's checkpoint; None for every other source.
-        module_files: The modules of sentence-transformers that came with the encoder. `encode`
-            does not use them. `save_pretrained` writes them.
+        module_files: The modules of sentence-transformers that came with the encoder, {path in
+             its folder: content}. `encode` applies them, `save_pretrained` writes them.
         objective: What the encoder read of the masked tokens in pretraining. `encode` does not use
             it.
     """
@@ -112,56 +112,76 @@ class Encoder:
         tree = traverse_util.unflatten_dict(self.params, sep="/")
         return {name: part for name, part in tree.items() if name != "pooler"}
 
+    @functools.cached_property
+    def recipe(self) -> recipes.Recipe:
+        """What `encode` does by default. Raises ConfigError if that is not computed here."""
+        stated = recipes.read(self.module_files)
+        length = min(stated.length or self.length, self.model.encoder.max_positions)
+        return dataclasses.replace(stated, length=length)
+
+    def choose_recipe(self, pooling: Pooling | None) -> recipes.Recipe:
+        """Returns what `encode` does with this pooling."""
+        if pooling is None:
+            return self.recipe
+        if pooling not in typing.get_args(Pooling):
+            raise config.ConfigError(f"pooling must be 'mean' or 'first', got {pooling!r}")
+        modes = ("cls",) if pooling == "first" else ("mean",)
+        return recipes.Recipe(modes, length=self.length)
+
     def encode(
-        self, texts: list[str], pooling: Pooling = "mean", normalize: bool = False
+        self, texts: list[str], pooling: Pooling | None = None, normalize: bool = False
     ) -> np.ndarray:
         """Embeds texts.
 
         Args:
             texts: The texts. Each is cut to the longest input.
             pooling: "mean" over the hidden states of all tokens, `<s>` and `</s>` included, or
-                "first", the hidden state of `<s>`.
+                "first", the hidden state of `<s>`. Both leave out the modules, the prompt and the
+                length that a folder of sentence-transformers has. None gives the vectors that
+                sentence-transformers gives with such a folder, and the mean without one.
             normalize: Whether each vector is divided by its Euclidean norm.
 
         Returns:
             float32 [texts, width].
 
         Raises:
-            ConfigError: There is no such pooling, or `texts` is no list of strings.
+            ConfigError: There is no such pooling, `texts` is no list of strings, or the folder
+                has a module that is not computed here.
         """
-        encoded = self.vocabulary.encode_batch(_checked(texts))
-        return self.encode_ids(encoded, pooling, normalize)
+        chosen = self.choose_recipe(pooling)
+        encoded = self.vocabulary.encode_batch(chosen.prepare(_checked(texts)))
+        return self.encode_ids(encoded, chosen, normalize)
 
     def encode_ids(
-        self, encoded: list[list[int]], pooling: Pooling = "mean", normalize: bool = False
+        self, encoded: list[list[int]], chosen: recipes.Recipe, normalize: bool = False
     ) -> np.ndarray:
         """Embeds texts as `encode`, from their ids without `<s>` and `</s>`."""
-        if pooling not in typing.get_args(Pooling):
-            raise config.ConfigError(f"pooling must be 'mean' or 'first', got {pooling!r}")
-        rows = self.add_ends(encoded)
-        vectors = np.zeros((len(rows), self.model.encoder.width), np.float32)
+        rows, width = self.add_ends(encoded, chosen.length), self.model.encoder.width
+        vectors = np.zeros((len(rows), width * len(chosen.modes)), np.float32)
+        prompt_length = 0
+        if chosen.prompt and not chosen.pools_prompt:
+            prompt_length = 1 + len(self.vocabulary.encode(*chosen.prepare([""])))
         is_short = len(rows) <= 1000
         interval = 0.5 if sys.stderr.isatty() else 30.0
         with tqdm.tqdm(
             total=len(rows), unit="text", desc="embedding", mininterval=interval, disable=is_short
         ) as bar:
             for batch in inference.pack_texts(rows, self.vocabulary.pad):
-                pooled = batch.segments > 0
-                if pooling == "first":
-                    pooled &= batch.positions == 0
-                sums = self._pool(batch.ids, batch.positions, batch.segments, batch.owners, pooled)
-                counts = [len(rows[number]) if pooling == "mean" else 1 for number in batch.texts]
-                sums = np.asarray(sums)[: len(counts)]
-                vectors[batch.texts] = sums / np.array(counts, np.float32)[:, None]
+                pooled = self._pool(batch, chosen.modes, prompt_length)
+                vectors[batch.texts] = np.asarray(pooled)[: len(batch.texts)]
                 bar.update(len(batch.texts))
-        if normalize:
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return vectors
+        for step in chosen.steps:
+            vectors = step(vectors)
+        return recipes.normalize(vectors) if normalize else vectors
 
-    def add_ends(self, encoded: list[list[int]]) -> list[list[int]]:
-        """Returns `<s>` ids `</s>` for the ids of each text, cut to the longest input."""
+    def add_ends(self, encoded: list[list[int]], length: int | None = None) -> list[list[int]]:
+        """Returns `<s>` ids `</s>` for the ids of each text, cut to `length` tokens.
+
+        The default is the longest input.
+        """
         bos, eos = self.vocabulary.bos, self.vocabulary.eos
-        return [[bos, *ids[: self.length - 2], eos] for ids in encoded]
+        kept = (length or self.length) - 2
+        return [[bos, *ids[:kept], eos] for ids in encoded]
 
     def hidden_states(self, rows: list[list[int]]) -> list[np.ndarray]:
         """Computes the last hidden states of texts.
@@ -299,18 +319,22 @@ class Encoder:
 
     @functools.cached_property
     def _pool(self) -> collections.abc.Callable[..., jax.Array]:
-        """Maps ids, positions, segments, owners and pooled to sums of the pooled states.
+        """Maps a PackedBatch, modes and the length of a prompt to `recipes.pool_states`."""
 
-        The result is float32 [slots / 2, width]: a text has two tokens or more.
-        """
-
-        @jax.jit
-        def pool(params, ids, positions, segments, owners, pooled):
+        @functools.partial(jax.jit, static_argnames="modes")
+        def pool(params, ids, positions, segments, owners, modes, prompt_length):
             states = self._compute_states(params, ids, positions, segments)
-            states = jnp.where(pooled[:, :, None], states, 0.0).reshape(-1, states.shape[2])
-            return jax.ops.segment_sum(states, owners.reshape(-1), owners.size // 2)
+            return recipes.pool_states(states, positions, segments, owners, modes, prompt_length)
 
-        return functools.partial(pool, self._device_tree)
+        return lambda batch, modes, prompt_length: pool(
+            self._device_tree,
+            batch.ids,
+            batch.positions,
+            batch.segments,
+            batch.owners,
+            modes,
+            prompt_length,
+        )
 
     @property
     def reads_masks(self) -> bool:

@@ -7,10 +7,11 @@ from maelm_jax.encoders.bert import BERT, DISTILBERT, ELECTRA
 from maelm_jax.encoders.family import Family, PairFormat
 from maelm_jax.encoders.modernbert import MODERNBERT
 from maelm_jax.encoders.mpnet import MPNET
-from maelm_jax.encoders.roberta import ROBERTA
+from maelm_jax.encoders.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (BERT, DISTILBERT, ELECTRA, MODERNBERT, MPNET, ROBERTA)
+    family.model_type: family
+    for family in (BERT, CAMEMBERT, DISTILBERT, ELECTRA, MODERNBERT, MPNET, ROBERTA, XLM_ROBERTA)
 }
 
 

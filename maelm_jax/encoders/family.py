@@ -223,6 +223,8 @@ class Family:
         supported: {entry of config.json: the only value with which the stock class computes the
             encoder here}. It is the default of the stock class, too.
         tokenizer_options: Entries in which its two tokenizer files must agree.
+        class_adds_ends: Whether its tokenizer class adds `<s>` and `</s>` if tokenizer.json has no
+            post_processor.
         skips_positions: Whether positions start after the id of padding. Rows before are unused.
     """
 
@@ -246,6 +248,7 @@ class Family:
     defaults: dict[str, typing.Any] = dataclasses.field(default_factory=lambda: BERT_DEFAULTS)
     supported: dict[str, typing.Any] = dataclasses.field(default_factory=lambda: BERT_SUPPORTED)
     tokenizer_options: tuple[TokenizerOption, ...] = WORDPIECE_OPTIONS
+    class_adds_ends: bool = True
     skips_positions: bool = False
 
     # Settings
@@ -255,7 +258,11 @@ class Family:
         pad = self.supported.get("pad_token_id", special.pad)
         misfits = layouts.list_misfits(encoder, self.fixed)
         if special.pad != pad:
-            misfits.append(f"the id of <pad> is {special.pad}, not {pad}")
+            misfits.append(
+                f"the id of <pad> in the vocabulary is {special.pad}, and {self.class_name} needs "
+                f"{pad}: name a vocabulary with it (Vocabulary.file), or train with "
+                "Encoder.relative_buckets='none'"
+            )
         return misfits
 
     def find_unsupported(self, content: dict[str, typing.Any]) -> list[str]:
@@ -394,9 +401,33 @@ class Family:
             tied |= dict.fromkeys(self.language_head.tied_bias, self.language_head.bias)
         known = {*tied, *(mapping.name for mapping in mappings)}
         unread = tuple(prefix + name for name in UNREAD)
+        later = self._find_later_layers(tensors, encoder.layers, prefix)
+        if later:
+            print(
+                f"{folder}: config.json has {encoder.layers} layers, the file of weights "
+                f"{max(later.values()) + 1}: the first {encoder.layers} are taken, as transformers "
+                "does"
+            )
         kept = {
             name: value
             for name, value in tensors.items()
-            if name in known or (name.startswith(prefix) and not name.startswith(unread))
+            if name in known
+            or (name.startswith(prefix) and not name.startswith(unread) and name not in later)
         }
         return layouts.import_tensors(kept, mappings, shapes, folder, tied)
+
+    def _find_later_layers(
+        self, tensors: layouts.Tensors, layers: int, prefix: str
+    ) -> dict[str, int]:
+        """Returns {name: number of its layer} of the tensors of layers after the first `layers`."""
+        start = prefix + self.layers_name
+        numbers = {
+            name: name.removeprefix(start).partition(".")[0]
+            for name in tensors
+            if name.startswith(start)
+        }
+        return {
+            name: int(number)
+            for name, number in numbers.items()
+            if number.isdecimal() and int(number) >= layers
+        }

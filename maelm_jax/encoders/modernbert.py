@@ -82,7 +82,7 @@ class ModernBert(family.Family):
             TensorMapping(f"{prefix}embeddings.norm.weight", "encoder/norm/scale"),
         ]
         for layer in range(encoder.layers):
-            mappings += _layer_mappings(f"{prefix}layers.{layer}.", layer)
+            mappings += _layer_mappings(f"{prefix}{self.layers_name}{layer}.", layer)
         # A LayerNorm has the name of the part before it here, and of the part after it there.
         path = "encoder/blocks/feed_forward_norm/scale"
         names = [f"layers.{layer}.attn_norm" for layer in range(1, encoder.layers)] + ["final_norm"]
@@ -152,8 +152,10 @@ MODERNBERT = ModernBert(
     class_name="ModernBert",
     prefix="model.",  # as the stock task models call their encoder
     token_table="embeddings.tok_embeddings.weight",
+    layers_name="layers.",
     pair=family.PairFormat(separators=1),
     tokenizer_options=(),
+    class_adds_ends=False,
     language_head=family.LanguageHeadNames(
         "head.dense", "head.norm", "decoder.bias", ("decoder.weight",)
     ),

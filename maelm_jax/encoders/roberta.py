@@ -1,4 +1,9 @@
-"""RoBERTa (arXiv 1907.11692): BERT without a pooler, with one token type that all tokens have."""
+"""RoBERTa (arXiv 1907.11692): BERT without a pooler, with one token type that all tokens have.
+
+XLM-RoBERTa (arXiv 1911.02116) and CamemBERT (arXiv 1911.03894) are RoBERTa with another tokenizer.
+"""
+
+import dataclasses
 
 from maelm_jax.encoders import family, layouts
 
@@ -16,4 +21,12 @@ ROBERTA = family.Family(
         family.TokenizerOption("add_prefix_space", False, "pre_tokenizer", "add_prefix_space"),
     ),
     skips_positions=True,
+)
+
+# SentencePiece's tokenizers always put a space before a text.
+XLM_ROBERTA = dataclasses.replace(
+    ROBERTA, model_type="xlm-roberta", class_name="XLMRoberta", tokenizer_options=()
+)
+CAMEMBERT = dataclasses.replace(
+    ROBERTA, model_type="camembert", class_name="Camembert", tokenizer_options=()
 )

@@ -5,6 +5,7 @@ A source is one of:
 - a workdir of maelm_jax.train or maelm_jax.finetune,
 - a folder that maelm_jax.export wrote, in any format,
 - a folder of stock transformers, of a family in families.py, with its tokenizer.json,
+- a folder of sentence-transformers with such an encoder,
 - a checkpoint of the reference implementation (.pt).
 
 `find_encoder` reads the settings of the model. `EncoderSource.read_params` reads its weights. No
@@ -30,6 +31,7 @@ from maelm_jax.encoders import (
     families,
     layouts,
     published,
+    recipes,
     tokenizer,
     weight_files,
 )
@@ -40,10 +42,6 @@ from maelm_jax.training import checkpoint, run_record, sharding
 # scores, which are written last.
 INPUTS, RESULTS = "inputs.json", "results.json"
 ORIGIN = "origin.json"  # of a run that started from an encoder
-# Of a folder of sentence-transformers: the list of the modules that it applies to an encoder, such
-# as pooling, and the settings of the encoder in it.
-MODULES = "modules.json"
-MODULE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 
 
 def read_record(workdir: str | os.PathLike, name: str) -> dict[str, typing.Any]:
@@ -170,6 +168,9 @@ class EncoderSource:
 def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
     """Reads the modules that sentence-transformers applies to the encoder in a folder.
 
+    Before version 2.0 of sentence-transformers the encoder itself was in a folder of its own. Its
+    settings are returned as if it was not.
+
     Returns:
         {plain relative name: content}; {} if there is no modules.json. A name stands in a folder of
         a module, or is one of MODULES and MODULE_SETTINGS.
@@ -178,17 +179,35 @@ def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
         ConfigError: modules.json is damaged, or a module or a link leads out of the folder.
     """
     folder = pathlib.Path(folder).expanduser().absolute()
-    if not (folder / MODULES).is_file():
+    modules = find_modules(folder)
+    if not modules:
         return {}
-    with storage.reading(folder / MODULES):
-        paths = [module["path"] for module in storage.read_json(folder / MODULES)]
-        modules = [storage.inside(folder, path) for path in paths]
-        names = [MODULES, *MODULE_SETTINGS]
-        for module in modules:
-            if module.name:  # else it is the encoder itself
-                names += [f"{module.name}/{file.name}" for file in sorted(module.path.glob("*"))]
-    files = [storage.inside(folder, name) for name in names]
-    return {file.name: file.path.read_bytes() for file in files if file.path.is_file()}
+    first, *others = (module["path"] for module in modules)
+    names = {name: name for name in (recipes.MODULES, recipes.PROMPTS)}
+    names |= {name: f"{first}/{name}" if first else name for name in recipes.ENCODER_SETTINGS}
+    for module in filter(None, others):  # else it is the encoder itself
+        found = sorted((folder / module).glob("*"))
+        names |= {f"{module}/{file.name}": f"{module}/{file.name}" for file in found}
+    files = {name: storage.inside(folder, place).path for name, place in names.items()}
+    content = {name: file.read_bytes() for name, file in files.items() if file.is_file()}
+    if first:
+        modules = [modules[0] | {"path": ""}, *modules[1:]]
+        content[recipes.MODULES] = json.dumps(modules, indent=2).encode()
+    return content
+
+
+def find_modules(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
+    """Returns the modules that modules.json lists; [] if there is no such file.
+
+    Raises ConfigError if it is damaged, or the path of a module leads out of the folder.
+    """
+    file = folder / recipes.MODULES
+    if not file.is_file():
+        return []
+    with storage.reading(file):
+        modules = [dict(module) for module in storage.read_json(file)]
+        paths = [storage.inside(folder, module["path"]).name for module in modules]
+        return [module | {"path": path} for module, path in zip(modules, paths, strict=True)]
 
 
 def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSource:
@@ -215,9 +234,11 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
         return _find_published(folder, None)
     if (folder / "model.pt").is_file():
         return _find_published(folder / "model.pt", str(folder))
-    if (folder / "config.json").is_file():
-        with storage.reading(folder / "config.json"):
-            return _find_stock_folder(folder)
+    modules = find_modules(folder)
+    inner = folder / modules[0]["path"] if modules else folder
+    if (inner / "config.json").is_file():
+        with storage.reading(inner / "config.json"):
+            return dataclasses.replace(_find_stock_folder(inner), path=str(folder))
     near = run_record.near(str(path))
     if folder.is_dir():
         names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
@@ -279,7 +300,7 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
     settings = stock.read_settings(content)
     own, rows = _make_encoder(settings, str(folder)), content["vocab_size"]
     vocabulary = tokenizer.choose_vocabulary(
-        folder, content.get("pad_token_id") if stock.skips_positions else None
+        stock, folder, content.get("pad_token_id") if stock.skips_positions else None
     )
     decoder = decoder_file.read_settings(folder)
     if decoder:

@@ -370,10 +370,51 @@ def check_options(family: Family, folder: pathlib.Path):
             )
 
 
-def choose_vocabulary(folder: pathlib.Path, pad: int | None) -> str:
+def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Vocabulary):
+    """Checks that the tokenizer.json of a folder gives difficult texts the ids of the vocabulary.
+
+    The vocabulary may be the file of SentencePiece beside it.
+
+    Raises:
+        ConfigError: Other ids, for example because tokenizer.json adds no `<s>` and `</s>`.
+    """
+    import tokenizers
+
+    if not (folder / "tokenizer.json").is_file():
+        return
+    own, file = storage.read_json(folder / "tokenizer.json"), folder / "tokenizer_config.json"
+    stated = storage.read_json(file) if file.is_file() else {}
+    is_generic = not family.class_adds_ends
+    is_generic |= str(stated.get("tokenizer_class", "")).startswith(_GENERIC)
+    if not own.get("post_processor") and not is_generic:
+        return
+    own["truncation"] = own["padding"] = None
+    with storage.reading(folder / "tokenizer.json"):
+        stock = tokenizers.Tokenizer.from_str(json.dumps(own))
+    bos, eos = vocabulary.bos, vocabulary.eos
+    for text in (*HARD_TEXTS, *(f"before {token} after" for token in _added_tokens(vocabulary))):
+        ids = vocabulary.encode(text)
+        if stock.encode(text, add_special_tokens=False).ids != ids:
+            raise config.ConfigError(
+                f"{folder}: tokenizer.json gives other ids than {vocabulary.FILE} to {text!r:.40}. "
+                "Remove the file that the weights were not trained with"
+            )
+        theirs = stock.encode(text)
+        if theirs.ids != [bos, *ids, eos]:
+            names = {"cls": [vocabulary.pieces[bos], bos], "sep": [vocabulary.pieces[eos], eos]}
+            raise config.ConfigError(
+                f"{folder}: its tokenizer reads {text!r:.40} as {theirs.tokens[:8]}, and maelm_jax "
+                f"puts {names['cls'][0]} before a text and {names['sep'][0]} after it. If the "
+                "weights were trained so, set the post_processor of tokenizer.json to "
+                f"{json.dumps({'type': 'BertProcessing', **names})}"
+            )
+
+
+def choose_vocabulary(family: Family, folder: pathlib.Path, pad: int | None) -> str:
     """Returns the file of a folder's vocabulary. transformers adds tokens to tokenizer.json only.
 
-    Raises ConfigError unless it pads with `pad`, the id that the positions depend on, if any.
+    Raises ConfigError as `check_ids`, and unless it pads with `pad`, the id that the positions
+    depend on, if any.
     """
     loaded = [vocabularies.load(file) for file in vocabularies.files_in(folder)]
     largest = max(loaded, key=lambda vocabulary: vocabulary.size)
@@ -382,6 +423,7 @@ def choose_vocabulary(folder: pathlib.Path, pad: int | None) -> str:
             f"{folder}: config.json has pad_token_id {pad}, but its tokenizer pads with "
             f"{largest.pad}. Correct the one that the weights were not trained with"
         )
+    check_ids(family, folder, largest)
     return str(folder / largest.FILE)
 
 

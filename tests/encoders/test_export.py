@@ -16,7 +16,7 @@ from testing import ROOT, call, flatten, model_of
 import maelm_jax
 from maelm_jax import config, export, gin_files
 from maelm_jax.data import vocabularies
-from maelm_jax.encoders import card, encoder, family, published, source
+from maelm_jax.encoders import card, encoder, families, family, published, source
 from maelm_jax.encoders import export as folders
 from maelm_jax.model import maelm
 
@@ -190,8 +190,8 @@ def test_a_card_describes_every_ablation(file, tmp_path, vocabulary):
     found = source.EncoderSource(str(tmp_path), "workdir", settings, None, 48, 0.0, dict, experiment, 12)
     untrained = encoder.Encoder({}, experiment.model, vocabulary, 48)
     text = card.render("huggingface", "name", found, untrained, folders.Written("MPNetModel", 3), True, "x")
-    assert f"masked, by {experiment.objective.masking.unit}." in text
-    assert f"{experiment.objective.masking.random_fraction:.0%} become random tokens" in text
+    assert f"masked, by {experiment.objective.objective.masking.unit}." in text
+    assert f"{experiment.objective.objective.masking.random_fraction:.0%} become random tokens" in text
 
 
 # What is refused.
@@ -351,3 +351,11 @@ def test_the_encoder_of_the_repository_has_learned_something():
     assert candidates[0].token == "born" and candidates[0].probability > 0.5
     [state] = loaded.encode(["Representations that were never trained on [MASK] have nothing to forget."], pooling="first")
     assert np.allclose(state[:4], [1.0393, 0.3664, 0.3709, -0.0590], atol=1e-4), "as PyTorch computed them when it was exported"
+
+
+def test_an_id_of_padding_that_mpnet_does_not_have_names_the_settings_to_change():
+    model, special = config.Encoder(relative_buckets="t5"), config.SpecialIds.of_size(600)
+    assert families.require_stock_family(model, special).model_type == "mpnet"
+    for setting in (r"Vocabulary\.file", r"Encoder\.relative_buckets"):
+        with pytest.raises(config.ConfigError, match=setting):
+            families.require_stock_family(model, dataclasses.replace(special, pad=0, bos=1))

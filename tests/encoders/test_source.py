@@ -236,6 +236,15 @@ def test_a_tokenizer_that_contradicts_the_weights_is_refused(copy_export, tmp_pa
         read_params(folder)
 
 
+def test_a_tokenizer_json_that_contradicts_the_sentencepiece_model_beside_it_is_refused(copy_export, tmp_path):
+    """transformers reads tokenizer.json, and we read sentencepiece.model."""
+    folder = copy_export("roberta", tmp_path / "out")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(content | {"normalizer": None}))
+    with pytest.raises(config.ConfigError, match="tokenizer.json"):
+        source.find_encoder(folder)
+
+
 # Modules of sentence-transformers.
 
 MODULES = [

@@ -20,6 +20,7 @@ from maelm_jax.data import vocabularies, vocabulary_training
 from maelm_jax.encoders import source, tokenizer, weight_files
 from maelm_jax.encoders.bert import BERT
 from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders.modernbert import MODERNBERT
 from maelm_jax.encoders.mpnet import MPNET
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<unk>", "a", "text", "##s"]
@@ -225,6 +226,67 @@ def test_a_normalization_that_the_files_contradict_is_refused(tmp_path, stated, 
         return
     with pytest.raises(config.ConfigError, match=option):
         tokenizer.check_options(BERT, tmp_path)
+
+
+def write_words(folder, template: str | None, stated: dict, special=WORDS[:5]) -> vocabularies.Vocabulary:
+    """A folder with a tokenizer of WORDS whose post-processor is `template`."""
+    made = make_wordpiece(WORDS, special)
+    if template:
+        names = [name for name in template.split() if name != "$A"]
+        made.post_processor = processors.TemplateProcessing(template, None, [(name, WORDS.index(name)) for name in set(names)])
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(stated))
+    return vocabularies.load(folder)
+
+
+GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "[CLS]", "eos_token": {"content": "[SEP]"}}
+
+
+@pytest.mark.parametrize(
+    ("template", "stated", "family", "is_refused"),
+    [
+        ("[CLS] $A [SEP]", GENERIC, BERT, False),
+        ("[CLS] $A [SEP]", {"tokenizer_class": "BertTokenizer"}, BERT, False),
+        (None, {"tokenizer_class": "BertTokenizer"}, BERT, False),  # the class adds them
+        (None, {}, BERT, False),
+        (None, GENERIC, BERT, True),
+        (None, {"tokenizer_class": "BertTokenizer"}, MODERNBERT, True),
+        ("[CLS] $A", GENERIC, BERT, True),
+        ("$A [SEP]", {"tokenizer_class": "BertTokenizer"}, BERT, True),
+        ("[CLS] [MASK] $A [SEP]", GENERIC, BERT, True),
+        (None, GENERIC | {"add_bos_token": True, "add_eos_token": True}, BERT, True),  # transformers does not read these
+    ],
+)
+def test_a_tokenizer_that_adds_other_tokens_is_refused(tmp_path, template, stated, family, is_refused):
+    """transformers reads the post-processor of the file, and without one, classes of BERT's kind make one."""
+    vocabulary = write_words(tmp_path, template, stated)
+    if is_refused:
+        with pytest.raises(config.ConfigError, match="post_processor"):
+            tokenizer.check_ids(family, tmp_path, vocabulary)
+    else:
+        tokenizer.check_ids(family, tmp_path, vocabulary)
+
+
+def test_the_tokens_around_a_text_are_those_of_the_post_processor(tmp_path):
+    """Not those with the more usual names."""
+    loaded = write_words(tmp_path, "<s> $A </s>", GENERIC)
+    assert (loaded.bos, loaded.eos) == (WORDS.index("<s>"), WORDS.index("</s>"))
+    tokenizer.check_ids(BERT, tmp_path, loaded)
+    built = tokenizer.build(loaded, MPNET.pair)
+    assert built.encode("a text").tokens == ["<s>", "a", "text", "</s>"]
+
+
+@pytest.mark.parametrize("template", ["<bos> $A <eos>", None])
+def test_bos_and_eos_have_the_names_of_gemma_too(tmp_path, template):
+    """As in mmBERT, where <s> is a tag of HTML and no special token."""
+    words = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "a", "<s>", "</s>"]
+    made = make_wordpiece(words, words[:5], unknown="<unk>")
+    made.add_tokens(["<s>", "</s>"])
+    if template:
+        made.post_processor = processors.TemplateProcessing(template, None, [("<bos>", 2), ("<eos>", 1)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    loaded = vocabularies.load(tmp_path)
+    assert (loaded.bos, loaded.pad, loaded.eos, loaded.unk, loaded.mask) == (2, 0, 1, 3, 4)
 
 
 def test_tokens_that_were_added_to_an_export_are_read(copy_export, tmp_path):
