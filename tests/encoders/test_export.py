@@ -297,7 +297,7 @@ def test_an_empty_folder_is_filled_also_behind_a_link(workdir, tmp_path):
     assert (tmp_path / "version-1").stat().st_mode == (tmp_path / "usual").stat().st_mode, "others may read it"
 
 
-def test_a_folder_that_python_saved_is_not_replaced(workdir, tmp_path):
+def test_a_folder_that_python_saved_is_not_replaced(workdir, tmp_path, monkeypatch):
     loaded = maelm_jax.load_encoder(workdir)
     loaded.save_pretrained(tmp_path / "out")
     with pytest.raises(config.ConfigError, match="out exists"):
@@ -305,6 +305,12 @@ def test_a_folder_that_python_saved_is_not_replaced(workdir, tmp_path):
     with pytest.raises(config.ConfigError, match="gs://bucket/out"):
         loaded.save_pretrained("gs://bucket/out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(config.ConfigError, match="the present folder"):
+        loaded.save_pretrained(".")
+    loaded.save_pretrained("inside")
+    assert (tmp_path / "here" / "inside" / "config.json").is_file()
 
 
 def test_what_appears_meanwhile_is_kept(workdir, tmp_path, monkeypatch):
