@@ -132,8 +132,8 @@ def check_output(output: str | os.PathLike):
 def write_atomically(output: str | os.PathLike) -> typing.Iterator[pathlib.Path]:
     """Context manager that yields a temporary folder and renames it to `output` at the end.
 
-    If the block raises, `output` is unchanged. A killed process leaves a folder `.NAME.*` beside it,
-    which may be removed.
+    If the block raises, `output` is unchanged. A killed process leaves a folder `.NAME.*` beside
+    it, which may be removed.
 
     Raises:
         ConfigError: `check_output` fails.

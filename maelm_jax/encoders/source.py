@@ -52,7 +52,7 @@ def read_record(workdir: str | os.PathLike, name: str) -> dict[str, typing.Any]:
     return storage.read_json(path) if path.is_file() else {}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class EncoderSource:
     """A pretrained encoder on disk, with the decoder and the head if the source has them.
 
@@ -64,7 +64,8 @@ class EncoderSource:
         vocabulary: The path for data.vocabularies.load; None if the source has no vocabulary.
         length: The longest input in tokens, with `<s>` and `</s>`.
         experiment: The settings of a workdir; None for every other source.
-        step: The step of a workdir's checkpoint; None for every other source.
+        step: The step of a workdir's checkpoint; None for every other source. If the newest was
+            asked for, and the run prunes it before it is read, this becomes the newest of then.
         results: The results.json of a fine-tuned run; {} for every other source.
         mask_fraction: The share of the masked positions at which the encoder read `<mask>` in
             pretraining: 0 in MAE-LM, 1 in MLM.
@@ -232,29 +233,31 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
     raise config.ConfigError(f"{path}: no such file or folder{near}. Hub names are not downloaded")
 
 
-def find_workdir(path: str, step: int | None) -> EncoderSource:
+def find_workdir(path: str, wanted: int | None) -> EncoderSource:
     """Finds the encoder of a run. `run_record.fetch` must have fetched a workdir in a bucket.
 
-    Raises ConfigError if it has no such checkpoint.
+    `wanted` is the step of its checkpoint; None: the newest. Raises ConfigError if it has no such
+    checkpoint.
     """
     folder = storage.local_path(path)
     experiment = gin_files.load([str(folder / gin_files.RECORD)])
     results, origin = read_record(folder, RESULTS), read_record(folder, ORIGIN)
-    step = checkpoint.pick_step(path, step)
+    step = checkpoint.pick_step(path, wanted)
     length = experiment.corpus.sequence_length
     if origin:  # the encoder that the run started from may have trained further positions
         with storage.reading(folder / ORIGIN):
             length = max(length, origin["length"])
 
     def read_tensors():
-        tree = checkpoint.read_params(path, step)
+        found.step, tree = checkpoint.read_kept(path, found.step, wanted)
         params = traverse_util.flatten_dict(tree, sep="/")
         size = vocabularies.load(folder / "vocabulary").size
-        _check_shapes(params, _parameter_shapes(experiment.model, size), f"{path}, step {step}")
+        name = f"{path}, step {found.step}"
+        _check_shapes(params, _parameter_shapes(experiment.model, size), name)
         return params
 
     parts = (config.field_names(config.Model, part=part) for part in ("encoder", "decoder"))
-    return EncoderSource(
+    found = EncoderSource(
         path=path,
         kind="workdir",
         settings={name: getattr(experiment.model, name) for part in parts for name in part},
@@ -267,6 +270,7 @@ def find_workdir(path: str, step: int | None) -> EncoderSource:
         results=results,
         renumber=experiment.masking.renumber,
     )
+    return found
 
 
 def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:

@@ -120,6 +120,21 @@ def read_params(workdir: str, step: int | None = None) -> dict:
         return handler.restore(folder / ITEM, args=selection)["params"]
 
 
+def read_kept(workdir: str, step: int, wanted: int | None) -> Restored:
+    """Reads the parameters of `step`, or of the newest step if the run has pruned it meanwhile.
+
+    If a step was `wanted`, no other is read. Raises ConfigError as `read_params`.
+    """
+    while True:
+        try:
+            return Restored(step, read_params(workdir, step))
+        except Exception:  # a checkpoint that is being removed fails in many ways
+            newest = pick_step(workdir)
+            if wanted is not None or newest == step:
+                raise
+            step = newest
+
+
 def restore_params(workdir: str, like: dict, step: int | None = None) -> dict:
     """Restores parameters of a checkpoint onto devices, in the layout of `like`.
 
