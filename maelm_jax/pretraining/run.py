@@ -97,7 +97,7 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
         run=experiment.run,
         train_step=train_step,
         batch=make_batches(experiment, rows, mesh, parent.rows_read if parent else 0),
-        learning_rates=optimizers.learning_rates(
+        learning_rates=optimizers.LearningRates(
             experiment.optimizer,
             experiment.run.train_steps,
             parent.learning_rate if parent else None,

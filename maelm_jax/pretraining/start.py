@@ -141,9 +141,10 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
     step_number = checkpoint.pick_step(workdir, wanted)
     theirs, before = run_record.read_settings(workdir), run_record.read_parent(workdir)
     changes = _changes_from(theirs, experiment, workdir)
-    rate = optimizers.learning_rate_after(
-        step_number, theirs.optimizer, theirs.run.train_steps, before and before.learning_rate
+    rates = optimizers.LearningRates(
+        theirs.optimizer, theirs.run.train_steps, before and before.learning_rate
     )
+    rate = float(rates[step_number])
     if experiment.optimizer.schedule == "decay" and rate == 0:
         raise config.ConfigError(
             f"Run.continue_from={name}: its learning rate is 0 after step {step_number}, so "
