@@ -117,6 +117,10 @@ def _parse_file(name: str):
     logging.disable(logging.ERROR)  # gin logs each place where a file is not, before it finds it
     try:
         return gin.parse_config_file(name)
+    except RecursionError:
+        raise ConfigError(
+            f"--gin_file={name} includes itself, perhaps through another file: take out one include"
+        ) from None
     finally:
         logging.disable(logging.NOTSET)
 
