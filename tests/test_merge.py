@@ -62,6 +62,7 @@ def test_what_cannot_be_averaged_is_refused(uninterrupted, tmp_path):
     record = wider / "config.gin"
     record.write_text(record.read_text().replace("Model.feed_forward = 64", "Model.feed_forward = 96"))
     (other / "rows.json").unlink()
+    (other / "vocabulary" / "vocabulary.sha256").unlink()
     (model,) = (other / "vocabulary").glob("*.model")
     shutil.copy(ROOT / "pretrained" / "sentencepiece.model", model)
     for names, message in (

@@ -60,7 +60,8 @@ def make_untrained(model: config.Model, vocabulary, **more) -> encoder.Encoder:
 def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
     assert run(workdirs["mpnet"], tmp_path / "out") == 0
     files = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert files == "README.md config.json decoder.safetensors model.safetensors sentencepiece.model tokenizer.json tokenizer_config.json".split()
+    weights, words = "config.json decoder.safetensors model.safetensors", "sentencepiece.model tokenizer.json tokenizer_config.json vocabulary.sha256"
+    assert files == f"README.md {weights} {words}".split()
     text = (tmp_path / "out" / "README.md").read_text()
     for what in ("MAE-LM (arXiv 2302.02060)", "`installed_docs` 100%", "12 of 12, each of 32 rows of 48 tokens", "6.1250", "Not verified"):
         assert what in text, what
@@ -295,6 +296,16 @@ def test_an_empty_folder_is_filled_also_behind_a_link(workdir, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "runs", "version-1"]
     (tmp_path / "usual").mkdir()
     assert (tmp_path / "version-1").stat().st_mode == (tmp_path / "usual").stat().st_mode, "others may read it"
+
+
+def test_a_changed_vocabulary_of_an_export_is_found(copy_export, tmp_path):
+    for number, name in enumerate(("sentencepiece.model", "tokenizer.json")):
+        folder = copy_export("mpnet", tmp_path / f"out{number}")
+        content = (folder / name).read_bytes()
+        place = content.index(b"the")
+        (folder / name).write_bytes(content[:place] + b"thf" + content[place + 3 :])
+        with pytest.raises(config.ConfigError, match=name):
+            maelm_jax.load_encoder(folder)
 
 
 def test_a_folder_that_python_saved_is_not_replaced(workdir, tmp_path, monkeypatch):
