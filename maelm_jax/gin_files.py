@@ -112,6 +112,13 @@ def _parse_file(name: str):
         text = pathlib.Path(name).read_text(encoding="utf-8")
         if re.search(r"^\s*(import|from|include)\b", text, re.MULTILINE):
             raise ConfigError(f"{name}: the record of a run neither imports nor includes")
+        sections = re.findall(r"^(\w+)\.", text, re.MULTILINE)
+        missing = [cls.__name__ for cls in config.SECTIONS if cls.__name__ not in sections]
+        if missing or not text.endswith("\n"):  # `render` writes all sections, and whole lines
+            raise ConfigError(
+                f"{name} is not the whole record of a run: {', '.join(missing) or 'its end'} is "
+                "missing. Put a whole copy there. Give a gin file of your own another name"
+            )
         gin.parse_config(text)
         return None
     logging.disable(logging.ERROR)  # gin logs each place where a file is not, before it finds it

@@ -206,7 +206,8 @@ def send(path: str):
         return
     files, root = file_system(path)
     local = local_path(path)
-    for file in sorted(local.rglob("*")):
+    # config.gin comes after metrics.jsonl, as in `record_start`.
+    for file in sorted(local.rglob("*"), reverse=True):
         if file.is_file() and file.suffix not in (".tmp", ".lock"):
             files.pipe_file(f"{root}/{file.relative_to(local)}", file.read_bytes())
 

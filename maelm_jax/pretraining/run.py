@@ -167,6 +167,7 @@ def record_start(
     changes = run_record.changes_since_last_start(workdir, experiment)
     for change in changes:
         print(f"changed since the last start: {change}")
+    metrics.path_of(workdir).touch()  # before config.gin: see run_record.check_checkpoints
     run_record.write_start(folder, experiment, vocabulary, done, changes)
     run_rows.write(workdir, rows, done)
     if not done:

@@ -185,7 +185,18 @@ def check_settings(workdir: str, experiment: config.Experiment):
 
 
 def check_checkpoints(workdir: str):
-    """Raises ConfigError if the run has written checkpoints, and none of them is there."""
+    """Raises ConfigError if the run had checkpoints or steps, and none of them is there.
+
+    A run makes metrics.jsonl before config.gin. A copy of it in part may lack both checkpoints and
+    metrics.jsonl, and would begin anew.
+    """
+    folder = storage.local_path(workdir)
+    is_whole = metrics.path_of(workdir).exists() or not (folder / gin_files.RECORD).exists()
+    if not is_whole and not checkpoint.complete_steps(workdir):
+        raise config.ConfigError(
+            f"{workdir} has the settings of a run, but neither metrics.jsonl nor a checkpoint: was "
+            "it copied in part? Copy all of it, or give another --workdir to begin again"
+        )
     saved = [line["checkpoint"] for line in metrics.read(workdir) if line.get("checkpoint")]
     if saved and not checkpoint.complete_steps(workdir):
         raise config.ConfigError(
