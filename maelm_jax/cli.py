@@ -156,9 +156,10 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
                 "or --workdir=RUN of a run that was started before"
             )
         from maelm_jax.training import run_record  # imports JAX
+        from maelm_jax.training.workdir import RUNS, kind_of
 
         record = run_record.fetch(args.workdir) / gin_files.RECORD
-        if not record.is_file():
+        if kind_of(record.parent) not in RUNS:
             raise ConfigError(
                 f"{run_record.no_run(args.workdir)}. "
                 "Name another --workdir, or start this one: train with --gin_file=FILE, as tiny.gin"

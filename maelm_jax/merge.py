@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     from maelm_jax.training import checkpoint, run_record, run_rows
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
-    found = [source.find_encoder(*checkpoint.split_name(name)) for name in names]
+    found = [source.find_encoder(name) for name in names]
     check_alike(found)
     tokens = [run_record.trained_tokens(one.path, one.step) for one in found]
     most = found[tokens.index(max(tokens))]

@@ -35,6 +35,7 @@ from maelm_jax.encoders import (
 )
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint, run_record, sharding
+from maelm_jax.training.workdir import PUBLISHED_WEIGHTS, RUNS, STOCK_CONFIG, Kind, kind_of
 
 # Of a fine-tuned run: the fingerprint of its data, with the checkpoint step of its encoder, and its
 # scores, which are written last.
@@ -200,7 +201,8 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
     """Finds the pretrained encoder at `path`.
 
     Args:
-        path: A local file or folder, one of the kinds that the module docstring lists.
+        path: A local file or folder, one of the kinds that the module docstring lists, or
+            WORKDIR@STEP.
         step: The step of a workdir's checkpoint; None for the newest.
 
     Raises:
@@ -208,23 +210,24 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
             `step` is given.
     """
     storage.require_local(os.fspath(path))
-    folder = pathlib.Path(path).expanduser()
-    if (folder / gin_files.RECORD).is_file():
+    path, step = checkpoint.choose_step(os.fspath(path), step)
+    folder, kind = pathlib.Path(path).expanduser(), kind_of(path)
+    if kind in RUNS:
         return find_workdir(str(folder), step)
     if step is not None and folder.exists():
         raise config.ConfigError(
             f"step {step}: {path} is no workdir, so it has no checkpoints by step. "
             "Leave the step out, or name a workdir"
         )
-    if folder.is_file():
-        return _find_published(folder, None)
-    if (folder / "model.pt").is_file():
-        return _find_published(folder / "model.pt", str(folder))
-    if (folder / "config.json").is_file():
-        with storage.reading(folder / "config.json"):
+    if kind is Kind.PUBLISHED:
+        is_file = folder.is_file()
+        file, vocabulary = (folder, None) if is_file else (folder / PUBLISHED_WEIGHTS, str(folder))
+        return _find_published(file, vocabulary)
+    if kind in (Kind.EXPORT, Kind.STOCK):
+        with storage.reading(folder / STOCK_CONFIG):
             return _find_stock_folder(folder)
-    near = run_record.near(str(path))
-    if folder.is_dir():
+    near = run_record.near(path)
+    if kind is not Kind.ABSENT:
         names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
         raise config.ConfigError(
             f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) "
@@ -275,7 +278,7 @@ def find_workdir(path: str, wanted: int | None) -> EncoderSource:
 
 def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
     """Returns the source in a folder of config.json, weights, a vocabulary and maybe a decoder."""
-    content = storage.read_json(folder / "config.json")
+    content = storage.read_json(folder / STOCK_CONFIG)
     if not vocabularies.files_in(folder):
         raise config.ConfigError(
             f"{folder} has no tokenizer.json; transformers makes it: "

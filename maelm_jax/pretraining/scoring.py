@@ -20,7 +20,7 @@ from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import attention, keys
 from maelm_jax.pretraining import evaluation
 from maelm_jax.pretraining import objective as objectives
-from maelm_jax.training import run_record, run_rows
+from maelm_jax.training import checkpoint, run_record, run_rows
 
 TOKENS = 4096  # of a batch
 CONFIDENCE = 0.95
@@ -95,6 +95,7 @@ def open_model(
     Raises:
         ConfigError: There is no such model, or it has no prediction head.
     """
+    path, _ = checkpoint.split_name(path)  # its step is one of `steps`
     experiment = run_record.read_settings(path)
     if experiment is None:
         return _from_folder(path, *steps)

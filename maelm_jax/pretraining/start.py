@@ -14,10 +14,11 @@ import typing
 import jax
 import numpy as np
 
-from maelm_jax import config, gin_files, storage
+from maelm_jax import config, storage
 from maelm_jax.data import prepare, vocabularies, vocabulary_training
 from maelm_jax.encoders import adoption, source
 from maelm_jax.training import checkpoint, optimizers, run_record, run_rows, step
+from maelm_jax.training.workdir import RUNS, kind_of
 
 # Settings of the encoder that no weight depends on. A run of `Run.continue_from` may change them,
 # and max_positions if the positions are rotary.
@@ -130,7 +131,7 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
     """
     name = experiment.run.continue_from
     workdir, wanted = checkpoint.split_name(name)
-    if not (run_record.fetch(workdir) / gin_files.RECORD).is_file():
+    if kind_of(run_record.fetch(workdir)) not in RUNS:
         raise config.ConfigError(f"Run.continue_from: {run_record.no_run(workdir)}")
     if wanted is None and run_record.is_running(workdir):
         steps = ", ".join(map(str, checkpoint.all_steps(workdir)))

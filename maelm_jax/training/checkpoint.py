@@ -57,7 +57,16 @@ class Name(typing.NamedTuple):
 def split_name(name: str) -> Name:
     """Returns the workdir and the step of a checkpoint that the user names."""
     workdir, at, step = name.rpartition("@")
-    return Name(workdir, int(step)) if at and step.isdecimal() else Name(name, None)
+    is_step = at and step.isdecimal() and not os.path.exists(os.path.expanduser(name))
+    return Name(workdir, int(step)) if is_step else Name(name, None)
+
+
+def choose_step(name: str, step: int | None) -> Name:
+    """Returns the workdir, and the step in its name or in a flag. Raises ConfigError for both."""
+    workdir, named = split_name(name)
+    if named is not None and step not in (None, named):
+        raise ConfigError(f"{name} names another checkpoint than --step={step}. Give one of them")
+    return Name(workdir, step if named is None else named)
 
 
 def folder_of(workdir: str) -> epath.Path:
