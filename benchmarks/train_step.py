@@ -1,9 +1,10 @@
-"""Measure the training step of a config on any backend.
+r"""Measure the training step of a config on any backend.
 
 Prints tokens/s, model FLOP/s, its share of the machine's matmul rate, and peak memory.
 
     python benchmarks/train_step.py --gin_file=tiny.gin
-    python benchmarks/train_step.py --gin_file=base.gin --gin.BATCH_SIZE=2 --gin.Compute.dtype=float32
+    python benchmarks/train_step.py --gin_file=base.gin --gin.BATCH_SIZE=2 \
+        --gin.Compute.dtype=float32
 
 Rows are random ids of full length; the cost of a step does not depend on the ids. Tokens are
 counted before masking. The matmul rate is that of a 2048^3 product in the config's dtype. It is

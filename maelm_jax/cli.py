@@ -4,9 +4,11 @@ import argparse
 import collections.abc
 import errno
 import hashlib
+import io
 import os
 import pathlib
 import platform
+import re
 import sys
 import traceback
 import typing
@@ -24,6 +26,9 @@ FAILING_MACHINE = (
     # Of network file systems that are away
     *(errno.ESHUTDOWN, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH),
 )
+
+# What JAX and Gloo raise in a process when another one of the same run is gone.
+LOST_PEER = re.compile("Gloo|heartbeat|[Cc]oordination service|(closed|reset) by peer")
 
 Main = collections.abc.Callable[[list[str]], int | None]  # a command: arguments -> exit status
 
@@ -114,6 +119,12 @@ class Command(typing.NamedTuple):
 
 def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arguments:
     """Parses the command line. Raises ConfigError if a flag or value is wrong."""
+    for item in argv:
+        if not item.isprintable() and any("\udc80" <= character <= "\udcff" for character in item):
+            raise ConfigError(
+                f"{item!r} is not UTF-8, in which records and reports are written: "
+                "rename the file or folder"
+            )
     reads_settings = flags.get_default("gin_file") is not None
     given = [item for item in argv if reads_settings and item.startswith("--gin.")]
     bindings = [item.removeprefix("--gin.") for item in given]
@@ -145,9 +156,10 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
                 "or --workdir=RUN of a run that was started before"
             )
         from maelm_jax.training import run_record  # imports JAX
+        from maelm_jax.training.workdir import RUNS, kind_of
 
         record = run_record.fetch(args.workdir) / gin_files.RECORD
-        if not record.is_file():
+        if kind_of(record.parent) not in RUNS:
             raise ConfigError(
                 f"{run_record.no_run(args.workdir)}. "
                 "Name another --workdir, or start this one: train with --gin_file=FILE, as tiny.gin"
@@ -215,6 +227,16 @@ def ending(error: Exception, advice: str = "") -> Ending:
     # Of a device: a JaxRuntimeError, which commands without JAX do not import.
     if isinstance(error, MemoryError) or message.startswith(("RESOURCE_EXH", "Out of memory")):
         return Ending(f"this machine has too little memory{advice and f'; {advice}'}", 1)
+    if (
+        LOST_PEER.search(message)
+        and "jax" in sys.modules
+        and sys.modules["jax"].process_count() > 1
+    ):
+        return Ending(
+            "another process of this run has ended, or cannot be reached: its own last line says "
+            f"why. Give the command again to all of them ({message[:100]})",
+            1,
+        )
     if isinstance(error, OSError):
         is_input = error.filename and error.errno not in FAILING_MACHINE
         return Ending(_describe(error), 2 if is_input else 1)
@@ -243,6 +265,41 @@ def status_of(main: Main, argv: list[str], advice: str = "") -> int:
         return status
 
 
+class _Output(io.FileIO):
+    """A file descriptor to write to. When its reader has ended (`| head -1`), the rest is lost."""
+
+    def write(self, content):
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            return len(content)
+
+
+def open_outputs():
+    """Lets the command end its work although nobody reads what it prints.
+
+    An output that the shell closed (`2>&-`) goes to /dev/null: else the next file that is opened
+    would take its number, and get what libraries print.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        before = getattr(sys, name)
+        if before is not getattr(sys, f"__{name}__"):
+            continue  # a caller catches what is printed
+        buffered = io.BufferedWriter(_Output(number, "w", closefd=False))
+        output = io.TextIOWrapper(
+            buffered,
+            before.encoding if before else "utf-8",
+            "backslashreplace",
+            line_buffering=number == 2 or os.isatty(number),
+        )
+        setattr(sys, name, output)
+
+
 def run(main: Main, trains: bool = False, advice: str = "") -> typing.NoReturn:
     """Runs a command and ends the process with its exit status.
 
@@ -250,6 +307,7 @@ def run(main: Main, trains: bool = False, advice: str = "") -> typing.NoReturn:
     diverged, 1: other failures), and 130 after Ctrl-C. If the command `trains`, the process may
     start again to get huge pages (huge_pages.py). `advice` is for `ending`.
     """
+    open_outputs()
     if trains:
         huge_pages.use_huge_pages(sys.argv[1:])
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))

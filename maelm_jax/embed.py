@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     if not args.output.endswith(".npy") or pathlib.Path(args.output).is_dir():
         raise config.ConfigError(f"--output={args.output}: name a file that ends in .npy")
     folder = pathlib.Path(args.output).absolute().parent
-    cli.require_writable("--output", str(folder))
+    cli.require_writable("--output", args.output)
 
     import numpy as np
 

@@ -95,13 +95,14 @@ def _score_pairs(args: argparse.Namespace) -> int:
     """Scores the models on minimal pairs. Returns the exit status."""
     from maelm_jax.encoders.encoder import Encoder
     from maelm_jax.pretraining import pairs, scoring
+    from maelm_jax.training import checkpoint
 
     read, scores = pairs.read(args.pairs), {}
     for path in cli.listed("--models", args.models):
         for step in _steps(path, args):
             encoder = Encoder.load(path, step)
             encoder.check_predicts(path)
-            name = scoring.name_model(path, encoder.step)
+            name = scoring.name_model(checkpoint.split_name(path).workdir, encoder.step)
             scores[name] = pairs.score(encoder, read, name)
     print(pairs.table(scores))
     if args.output:
@@ -113,10 +114,14 @@ def _score_pairs(args: argparse.Namespace) -> int:
 def _steps(path: str, args: argparse.Namespace) -> list[int | None]:
     """Returns the steps of a model's checkpoints that are measured. None is the newest."""
     from maelm_jax.training import checkpoint
+    from maelm_jax.training.workdir import RUNS, kind_of
 
-    if args.all_steps and os.path.isfile(os.path.join(path, gin_files.RECORD)):
-        return checkpoint.all_steps(path)
-    return [args.step]
+    workdir, step = checkpoint.choose_step(path, args.step)
+    if args.all_steps and step is not None:
+        raise config.ConfigError(f"--models={path} names a step: leave it or --all_steps out")
+    if args.all_steps and kind_of(workdir) in RUNS:
+        return checkpoint.all_steps(workdir)
+    return [step]
 
 
 def _write(path: str, content: dict):

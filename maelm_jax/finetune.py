@@ -141,10 +141,12 @@ def _train(args: argparse.Namespace, bindings: list[str]):
         )
     names = cli.listed("--init_from", args.init_from)
     storage.require_local(args.workdir)
-    cli.require_writable("--workdir", args.workdir)
+    cli.require_writable("--workdir", f"{args.workdir}/config.gin")
 
     from maelm_jax.finetuning import grid
+    from maelm_jax.training.workdir import FINETUNING, require_writable_by
 
+    require_writable_by(args.workdir, FINETUNING)
     plan = grid.plan(names, args.gin_file, bindings, args.step)
     grid.run_all(pathlib.Path(args.workdir), plan)
 

@@ -162,12 +162,25 @@ def _parse_file(name: str):
         text = storage.read_bytes(name).decode()
         if re.search(r"^\s*(import|from|include)\b", text, re.MULTILINE):
             raise ConfigError(f"{name}: the record of a run neither imports nor includes")
-        gin.parse_config(read_older_names(text))
+        is_cut = not text.endswith("\n")  # `render` writes all sections, and whole lines
+        text = read_older_names(text)
+        sections = {"Decoder", *re.findall(r"^(\w+)\.", text, re.MULTILINE)}
+        missing = [cls.__name__ for cls in config.SECTIONS if cls.__name__ not in sections]
+        if missing or is_cut:
+            raise ConfigError(
+                f"{name} is not the whole record of a run: {', '.join(missing) or 'its end'} is "
+                "missing. Put a whole copy there. Give a gin file of your own another name"
+            )
+        gin.parse_config(text)
         return None
     _require_no_record(name)
     logging.disable(logging.ERROR)  # gin logs each place where a file is not, before it finds it
     try:
         return gin.parse_config_file(name)
+    except RecursionError:
+        raise ConfigError(
+            f"--gin_file={name} includes itself, perhaps through another file: take out one include"
+        ) from None
     finally:
         logging.disable(logging.NOTSET)
 

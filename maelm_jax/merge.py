@@ -36,11 +36,11 @@ def main(argv: list[str]) -> int:
     import jax
     import numpy as np
 
-    from maelm_jax.encoders import source
+    from maelm_jax.encoders import export, source
     from maelm_jax.training import checkpoint, run_record, run_rows
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
-    found = [source.find_encoder(*checkpoint.split_name(name)) for name in names]
+    found = [source.find_encoder(name) for name in names]
     check_alike(found)
     tokens = [run_record.trained_tokens(one.path, one.step) for one in found]
     most = found[tokens.index(max(tokens))]
@@ -52,16 +52,15 @@ def main(argv: list[str]) -> int:
         total = jax.tree.map(np.add, total, part) if total else part
     mean = jax.tree.map(lambda leaf: (leaf / len(found)).astype(np.float32), total)
 
-    folder = pathlib.Path(args.workdir)
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoints = checkpoint.Checkpoints(args.workdir)
-    checkpoints.save(most.step, {"params": mean, "step": np.asarray(most.step)})
-    checkpoints.wait()
-    checkpoints.close()
-    for name in (run_rows.FILE, run_record.PARENT, source.ORIGIN):
-        if (file := pathlib.Path(most.path, name)).is_file():
-            shutil.copy(file, folder)
-    run_record.write_start(folder, most.experiment, most.loaded_vocabulary, most.step)
+    with export.write_atomically(args.workdir) as folder:
+        checkpoints = checkpoint.Checkpoints(str(folder))
+        checkpoints.save(most.step, {"params": mean, "step": np.asarray(most.step)})
+        checkpoints.wait()
+        checkpoints.close()
+        for name in (run_rows.FILE, run_record.PARENT, source.ORIGIN):
+            if (file := pathlib.Path(most.path, name)).is_file():
+                shutil.copy(file, folder)
+        run_record.write_start(folder, most.experiment, most.loaded_vocabulary, most.step)
     print(f"{args.workdir}: the mean of {', '.join(names)}, as step {most.step}")
     return 0
 

@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import pathlib
+import re
 import stat
 import time
 import typing
@@ -23,6 +24,7 @@ from maelm_jax.config import ConfigError, RunError
 FULL = (errno.ENOSPC, errno.EDQUOT)
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of flock(2): no lock support
 LOCK_POLL_SECONDS = 0.5
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/")  # as gs:/bucket, https://host, file:///folder
 # Orbax's paths read buckets with fsspec too, even if TensorFlow is installed.
 os.environ.setdefault("EPATH_USE_TF", "false")
 log = logging.getLogger(__name__)
@@ -214,8 +216,15 @@ def locked(path: str | os.PathLike, what: str) -> typing.Iterator[None]:
 
 
 def in_bucket(path: str | os.PathLike) -> bool:
-    """Returns whether a path is in a bucket."""
-    return str(path).startswith(("gs://", "s3://"))
+    """Returns whether a path is in a bucket. Raises ConfigError for other kinds of addresses."""
+    if str(path).startswith(("gs://", "s3://")):
+        return True
+    if ADDRESS.match(str(path)):
+        raise ConfigError(
+            f"{path} is no address of a bucket, which begins with gs:// or s3://. For a folder of "
+            f"this name, give ./{path}"
+        )
+    return False
 
 
 def require_local(path: str):
@@ -287,7 +296,8 @@ def send(path: str):
         return
     files, root = file_system(path)
     local = local_path(path)
-    for file in sorted(local.rglob("*")):
+    # config.gin comes after metrics.jsonl, as in `record_start`.
+    for file in sorted(local.rglob("*"), reverse=True):
         if file.is_file() and file.suffix not in (".tmp", ".lock"):
             files.pipe_file(f"{root}/{file.relative_to(local)}", file.read_bytes())
 

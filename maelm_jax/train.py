@@ -57,7 +57,9 @@ def main(argv: list[str]) -> int:
     from maelm_jax import plan
     from maelm_jax.pretraining import run, start
     from maelm_jax.training import distributed, run_record
+    from maelm_jax.training.workdir import PRETRAINING, require_writable_by
 
+    require_writable_by(args.workdir, PRETRAINING)
     with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
         distributed.check_same_start(experiment, args.workdir)
         if args.dry_run:

@@ -77,3 +77,45 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     (tmp_path / "train.tsv").touch()
     assert labelled_data.existing_file("Finetune.train_file", "~/train.tsv") == tmp_path / "train.tsv"
     assert storage.local_path("~/rows") == tmp_path / "rows" and storage.file_system("~/rows")[1] == f"{tmp_path}/rows"
+
+
+def shell(line: str) -> int:
+    """The exit status of the first command of a line, in which $PY is Python."""
+    return subprocess.run(["bash", "-c", line], cwd=ROOT, env=os.environ | {"PY": sys.executable}, stderr=subprocess.DEVNULL).returncode
+
+
+def test_work_is_done_although_nobody_reads_what_is_printed(tmp_path):
+    code = f"""
+import sys, time; from maelm_jax import cli
+def main(argv):
+    for number in range(2000): print(number, "x" * 100); print(number, file=sys.stderr, flush=True)
+    with open({str(tmp_path / "done")!r}, "a") as file: assert file.fileno() > 2; file.write("done")
+cli.run(main)"""
+    (tmp_path / "work.py").write_text(code)
+    for number, way in enumerate(("| head -1 >/dev/null", ">/dev/null 2>&-", ">&-", "2>&1 >/dev/null | head -1 >/dev/null", ">&- 2>&- <&-"), start=1):
+        assert shell(f"$PY {tmp_path / 'work.py'} {way}; exit ${{PIPESTATUS[0]}}") == 0, way
+        assert (tmp_path / "done").read_text() == "done" * number, way
+
+
+def test_a_command_that_is_none_is_wrong_input():
+    assert [shell(f"$PY -m maelm_jax {argument} >/dev/null") for argument in ("", "--help", "trian", "train")] == [0, 0, 2, 2]
+
+
+def test_a_path_that_is_not_utf8_is_refused(tmp_path):
+    with pytest.raises(config.ConfigError, match="UTF-8"):
+        cli.arguments(cli.parser(""), [os.fsdecode(b"--workdir=" + os.fsencode(tmp_path) + b"/\xff")])
+
+
+def test_a_lost_process_says_what_to_do(monkeypatch):
+    error = jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:1234")
+    assert "another process" not in cli.ending(error).line, "there is only one process"
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert "another process" in cli.ending(error).line and cli.ending(error).status == 1
+
+
+def test_a_gin_file_that_includes_itself_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.gin").write_text("include 'b.gin'\n")
+    (tmp_path / "b.gin").write_text("include 'a.gin'\n")
+    with pytest.raises(config.ConfigError, match="a.gin.*includes itself"):
+        gin_files.load(["a.gin"])

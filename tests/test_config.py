@@ -82,7 +82,7 @@ def test_the_presets_have_the_published_sizes():
 def test_the_published_settings_differ_from_the_presets_in_buckets_and_masks_only(name, buckets):
     preset, published = gin_files.load([f"{name}.gin"]), gin_files.load([f"published/{name}.gin"])
     assert (published.model.encoder.num_buckets, published.model.encoder.max_distance) == buckets
-    assert published.model.encoder.relative_buckets == "reference" and published.objective.objective.masking.mask_special_tokens
+    assert published.model.encoder.relative_buckets == "reference" and published.objective.objective.objective.objective.masking.mask_special_tokens
     named = {line.partition(":")[0] for line in config.differences(preset, published)}
     assert named <= {"Encoder.relative_buckets", "Masking.mask_special_tokens", "Encoder.num_buckets", "Encoder.max_distance"}
 
@@ -122,7 +122,7 @@ def test_the_settings_to_start_from_are_those_of_every_field_that_nothing_binds(
         (["tiny.gin"], ["TRAIN_STEP=5"], "did you mean TRAIN_STEPS?"),
         (["tiny.gin"], ["BATCH_SIZE=16", "Run.batch_size=8"], "--gin.BATCH_SIZE"),
         (["tiny.gin"], ["Encoder.layer=3"], "did you mean layers?"),
-        (["tiny.gin"], ["Model.decoder_layers=3"], "Decoder.layers"),
+        (["tiny.gin"], ["Decoder.layers=3"], "Decoder.layers"),
         (["tiny.gin", "mlm.gin"], ["Decoder.layers=3"], "no decoder"),
         (["tiny.gin"], ["Modle.layers=3"], "Modle"),
         (["tiny.gin"], ["Encoder.layers=%NOPE"], "NOPE"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from testing import STEPS, call, metrics
 
-from maelm_jax import evaluate, export
+from maelm_jax import config, evaluate, export
 from maelm_jax.data import packing, vocabularies
 from maelm_jax.pretraining import scoring
 
@@ -41,6 +41,24 @@ def test_own_rows_give_the_evaluations_of_the_run(uninterrupted, scores):
         assert measured[step]["trained_tokens"] == step * 8 * 32
     [first] = scores(f"--models={uninterrupted}", f"--step={min(logged)}")
     assert first == measured[min(logged)]
+
+
+def test_the_newest_checkpoint_may_be_pruned_before_it_is_read(uninterrupted, tmp_path, scores, monkeypatch):
+    run = shutil.copytree(uninterrupted, tmp_path / "run")
+    [before] = scores(f"--models={run}")
+    heldout_rows, checkpoints = scoring.heldout_rows, run / "checkpoints"
+
+    def prune(model):
+        (checkpoints / f"{STEPS}").rename(checkpoints / f"{STEPS + 5}")  # as a run that went on
+        return heldout_rows(model)
+
+    monkeypatch.setattr(scoring, "heldout_rows", prune)
+    [after] = scores(f"--models={run}")
+    assert (after["step"], after["loss"]) == (STEPS + 5, before["loss"])
+    assert after["trained_tokens"] == (STEPS + 5) * 8 * 32
+    monkeypatch.setattr(scoring, "heldout_rows", lambda model: shutil.rmtree(checkpoints / f"{STEPS + 5}") or heldout_rows(model))
+    with pytest.raises(config.ConfigError, match=f"no checkpoint of step {STEPS + 5}"):
+        scores(f"--models={run}", f"--step={STEPS + 5}")
 
 
 def test_an_export_scores_as_its_run(uninterrupted, other_text, tmp_path, scores, capsys):

@@ -1,5 +1,6 @@
 """The mean of checkpoints as a workdir that the other commands read."""
 
+import errno
 import json
 import pathlib
 import shutil
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 from testing import ROOT, call, training
 
-from maelm_jax.training import checkpoint
+from maelm_jax.training import checkpoint, run_record
 
 
 def merge(*names: str, workdir: pathlib.Path):
@@ -40,11 +41,28 @@ def test_the_mean_of_one_checkpoint_is_itself_and_commands_read_it(text, uninter
     assert done.status == 2 and f"Run.init_from={merged}" in done.stderr
 
 
+def test_a_merge_that_fails_half_way_leaves_nothing_under_its_name(uninterrupted, tmp_path, monkeypatch):
+    merged, write_start = tmp_path / "merged", run_record.write_start
+
+    def fail(*arguments):
+        write_start(*arguments)
+        assert not merged.exists(), "a process that is killed now would leave half a workdir"
+        raise OSError(errno.ENOSPC, "No space left on device", str(merged))
+
+    monkeypatch.setattr(run_record, "write_start", fail)
+    assert merge(f"{uninterrupted}@60", workdir=merged).status == 1
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    done = merge(f"{uninterrupted}@60", workdir=merged)
+    assert done.status == 0, done.stderr
+
+
 def test_what_cannot_be_averaged_is_refused(uninterrupted, tmp_path):
     wider, other = (shutil.copytree(uninterrupted, tmp_path / name) for name in ("wider", "other"))
     record = wider / "config.gin"
     record.write_text(record.read_text().replace("Encoder.feed_forward = 64", "Encoder.feed_forward = 96"))
     (other / "rows.json").unlink()
+    (other / "vocabulary" / "vocabulary.sha256").unlink()
     (model,) = (other / "vocabulary").glob("*.model")
     shutil.copy(ROOT / "pretrained" / "sentencepiece.model", model)
     for names, message in (

@@ -22,7 +22,7 @@ COMMANDS = {
     "embed": lambda run: embed.main([f"--workdir={run}", "--input=lines.txt", "--output=v.npy"]),
     "analyze": lambda run: analyze.main([f"--runs={run}", "--workdir=report"]),
     "finetune": lambda run: finetune.main(["--gin_file=finetune/rte.gin", f"--init_from={run}"]),
-    "init_from": lambda run: train.main(["--gin_file=tiny.gin", f"--gin.Run.init_from={run}"]),
+    "init_from": lambda run: train.main(["--gin_file=tiny.gin", f"--gin.Run.init_from={run}", "--workdir=runs/new"]),
     "train": lambda run: train.main([f"--workdir={run}"]),
 }
 

@@ -22,6 +22,7 @@ from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import attention, keys
 from maelm_jax.training import checkpoint, metrics, run_record, run_rows
+from maelm_jax.training.workdir import RUNS, kind_of
 
 # Masks of text that several encoders read: each is measured with [MASK] and without.
 OBJECTIVE = config.Objective(name="mlm")
@@ -51,14 +52,15 @@ def open_runs(
         ConfigError: A folder is no workdir, or it has no checkpoint of `step`.
     """
     opened = []
-    for path in workdirs:
-        storage.require_local(path)
-        record = str(pathlib.Path(path) / gin_files.RECORD)
-        if not os.path.isfile(record):
+    for name in workdirs:
+        storage.require_local(name)
+        path, chosen = checkpoint.choose_step(name, step)
+        if kind_of(path) not in RUNS:
             raise config.ConfigError(run_record.no_run(path))
+        record = str(pathlib.Path(path) / gin_files.RECORD)
         training = gin_files.load([record])
         experiment = gin_files.load([record, *files], bindings)
-        opened.append(_measured(path, Encoder.load(path, step), experiment, training))
+        opened.append(_measured(path, Encoder.load(path, chosen), experiment, training))
     return _with_unique_names(opened)
 
 
@@ -119,7 +121,9 @@ def read_heldout_rows(run: MeasuredRun, tokens: int) -> np.ndarray:
     """
     corpus, pretrained = run.experiment.corpus, run.path
     if run.experiment.finetune and run.experiment.finetune.init_from:
-        pretrained = run.experiment.finetune.init_from.removeprefix(config.RANDOM)
+        pretrained, _ = checkpoint.split_name(
+            run.experiment.finetune.init_from.removeprefix(config.RANDOM)
+        )
     recorded = run_rows.open_recorded(pretrained, corpus, run.vocabulary)
     if not recorded and pretrained != run.path and not corpus.text_files:
         raise config.ConfigError(

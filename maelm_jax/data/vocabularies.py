@@ -36,6 +36,8 @@ NAMES = {
 }
 MOST_IDS_PER_PIECE = 2  # of a tokenizer.json, which may leave ids unused
 SPECIAL = frozenset(itertools.chain(*NAMES.values()))
+# Beside the files of a saved vocabulary: their SHA-256, as sha256sum writes it.
+CHECKSUMS = "vocabulary.sha256"
 # A vocabulary must encode the first text, and say where each character of the second is.
 TRIAL = "Text, \N{GREEK SMALL LETTER ALPHA}\N{BRAIN}\N{PRIVATE USE ONE} 1"
 OFFSETS_TRIAL = "I saw a big cabinet (in October 1973), 5 . Y"
@@ -169,11 +171,14 @@ class Vocabulary(abc.ABC):
     def save(self, directory: str | os.PathLike) -> pathlib.Path:
         """Writes the vocabulary atomically into `directory`, which is made if it is missing.
 
-        Returns the file. `load` takes the file or the directory.
+        `load` takes the file or the directory, and verifies it with CHECKSUMS beside it.
+
+        Returns the file.
         """
         path = pathlib.Path(directory) / self.FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write(path, self.content)
+        write_checksums(directory)
         return path
 
 
@@ -390,6 +395,31 @@ def files_in(directory: str | os.PathLike) -> list[pathlib.Path]:
     return [file for file in files if file.is_file()]
 
 
+def write_checksums(directory: str | os.PathLike):
+    """Writes CHECKSUMS of the vocabulary files in a directory."""
+    lines = [
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
+        for file in files_in(directory)
+    ]
+    storage.write(pathlib.Path(directory) / CHECKSUMS, "".join(lines))
+
+
+def _verify(path: str | os.PathLike, content: bytes):
+    """Raises ConfigError if CHECKSUMS beside a local file has another checksum of it."""
+    path = pathlib.Path(path)
+    checksums = path.with_name(CHECKSUMS)
+    if storage.in_bucket(path) or not checksums.is_file():
+        return
+    with storage.reading(checksums):
+        lines = checksums.read_text().splitlines()
+        recorded = {name: digest for digest, name in map(str.split, lines)}
+    if recorded.get(path.name) not in (None, hashlib.sha256(content).hexdigest()):
+        raise config.ConfigError(
+            f"{path} is not what was written there ({CHECKSUMS} has another checksum). Put that "
+            f"one back. If you changed it on purpose, remove {CHECKSUMS}"
+        )
+
+
 def with_size_of_file(settings: config.Vocabulary) -> config.Vocabulary:
     """Returns the settings with the size of the vocabulary in their file, if they name one."""
     if not settings.file:
@@ -419,6 +449,7 @@ def load(path: str | os.PathLike) -> Vocabulary:
     is_json = str(path).endswith(".json")
     kind = TokenizerJsonVocabulary if is_json else SentencePieceVocabulary
     content = storage.read_bytes(path)
+    _verify(path, content)
     try:
         vocabulary = kind(content)
         _try_out(vocabulary)

@@ -378,4 +378,5 @@ def _checked(texts: typing.Iterable) -> list[str]:
             raise config.ConfigError(
                 f"texts[{number}] is {type(text).__name__}, no string: {text!r:.60}"
             )
-    return [str(text) for text in checked]  # tokenizers refuses numpy.str_
+    # tokenizers refuses numpy.str_ and lone surrogates, which a table has "?" for too.
+    return [text.encode("utf-8", "replace").decode("utf-8") for text in checked]

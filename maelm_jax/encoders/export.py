@@ -135,14 +135,16 @@ def check_output(output: str | os.PathLike):
     is_empty_folder = target.is_dir() and not any(target.iterdir())
     if target.exists() and not is_empty_folder:
         raise config.ConfigError(f"{output} exists. Remove it, or give another folder")
+    if target.resolve() == pathlib.Path.cwd():  # a rename would leave the shell in a deleted folder
+        raise config.ConfigError(f"{output} is the present folder: name a new folder in it")
 
 
 @contextlib.contextmanager
 def write_atomically(output: str | os.PathLike) -> typing.Iterator[pathlib.Path]:
     """Context manager that yields a temporary folder and renames it to `output` at the end.
 
-    If the block raises, `output` is unchanged. A killed export leaves a folder `.NAME.*` beside it,
-    which may be removed.
+    If the block raises, `output` is unchanged. A killed process leaves a folder `.NAME.*` beside
+    it, which may be removed.
 
     Raises:
         ConfigError: `check_output` fails.

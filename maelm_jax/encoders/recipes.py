@@ -18,9 +18,10 @@ import numpy as np
 
 from maelm_jax import config, storage
 from maelm_jax.encoders import layouts, weight_files
+from maelm_jax.training import workdir
 
 # The list of the modules, and the settings beside it.
-MODULES = "modules.json"
+MODULES = workdir.MODULES
 PROMPTS = "config_sentence_transformers.json"
 # The settings of the encoder: the present name first, then those of earlier versions.
 ENCODER_SETTINGS = (

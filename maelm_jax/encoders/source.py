@@ -37,6 +37,7 @@ from maelm_jax.encoders import (
 )
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint, run_record, sharding
+from maelm_jax.training.workdir import PUBLISHED_WEIGHTS, RUNS, STOCK_CONFIG, Kind, kind_of
 
 # Of a fine-tuned run: the fingerprint of its data, with the checkpoint step of its encoder, and its
 # scores, which are written last.
@@ -50,7 +51,7 @@ def read_record(workdir: str | os.PathLike, name: str) -> dict[str, typing.Any]:
     return storage.read_json(path) if path.is_file() else {}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class EncoderSource:
     """A pretrained encoder on disk, with the decoder and the head if the source has them.
 
@@ -63,7 +64,8 @@ class EncoderSource:
         vocabulary: The path for data.vocabularies.load; None if the source has no vocabulary.
         length: The longest input in tokens, with `<s>` and `</s>`.
         experiment: The settings of a workdir; None for every other source.
-        step: The step of a workdir's checkpoint; None for every other source.
+        step: The step of a workdir's checkpoint; None for every other source. If the newest was
+            asked for, and the run prunes it before it is read, this becomes the newest of then.
         results: The results.json of a fine-tuned run; {} for every other source.
         dropout: The dropout that it states.
     """
@@ -214,7 +216,8 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
     """Finds the pretrained encoder at `path`.
 
     Args:
-        path: A local file or folder, one of the kinds that the module docstring lists.
+        path: A local file or folder, one of the kinds that the module docstring lists, or
+            WORKDIR@STEP.
         step: The step of a workdir's checkpoint; None for the newest.
 
     Raises:
@@ -222,25 +225,26 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
             `step` is given.
     """
     storage.require_local(os.fspath(path))
-    folder = pathlib.Path(path).expanduser()
-    if (folder / gin_files.RECORD).is_file():
+    path, step = checkpoint.choose_step(os.fspath(path), step)
+    folder, kind = pathlib.Path(path).expanduser(), kind_of(path)
+    if kind in RUNS:
         return find_workdir(str(folder), step)
     if step is not None and folder.exists():
         raise config.ConfigError(
             f"step {step}: {path} is no workdir, so it has no checkpoints by step. "
             "Leave the step out, or name a workdir"
         )
-    if folder.is_file():
-        return _find_published(folder, None)
-    if (folder / "model.pt").is_file():
-        return _find_published(folder / "model.pt", str(folder))
-    modules = find_modules(folder)
-    inner = folder / modules[0]["path"] if modules else folder
-    if (inner / "config.json").is_file():
-        with storage.reading(inner / "config.json"):
+    if kind is Kind.PUBLISHED:
+        is_file = folder.is_file()
+        file, vocabulary = (folder, None) if is_file else (folder / PUBLISHED_WEIGHTS, str(folder))
+        return _find_published(file, vocabulary)
+    if kind in (Kind.EXPORT, Kind.STOCK):
+        modules = find_modules(folder)
+        inner = folder / modules[0]["path"] if modules else folder
+        with storage.reading(inner / STOCK_CONFIG):
             return dataclasses.replace(_find_stock_folder(inner), path=str(folder))
-    near = run_record.near(str(path))
-    if folder.is_dir():
+    near = run_record.near(path)
+    if kind is not Kind.ABSENT:
         names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
         raise config.ConfigError(
             f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) "
@@ -249,30 +253,32 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
     raise config.ConfigError(f"{path}: no such file or folder{near}. Hub names are not downloaded")
 
 
-def find_workdir(path: str, step: int | None) -> EncoderSource:
+def find_workdir(path: str, wanted: int | None) -> EncoderSource:
     """Finds the encoder of a run. `run_record.fetch` must have fetched a workdir in a bucket.
 
-    Raises ConfigError if it has no such checkpoint.
+    `wanted` is the step of its checkpoint; None: the newest. Raises ConfigError if it has no such
+    checkpoint.
     """
     folder = storage.local_path(path)
     storage.require_own_files(folder)
     experiment = gin_files.load([str(folder / gin_files.RECORD)])
     results, origin = read_record(folder, RESULTS), read_record(folder, ORIGIN)
-    step = checkpoint.pick_step(path, step)
+    step = checkpoint.pick_step(path, wanted)
     length = experiment.corpus.sequence_length
     if origin:  # the encoder that the run started from may have trained further positions
         with storage.reading(folder / ORIGIN):
             length = max(length, origin["length"])
 
     def read_tensors():
-        tree = checkpoint.read_params(path, step)
+        found.step, tree = checkpoint.read_kept(path, found.step, wanted)
         params = traverse_util.flatten_dict(tree, sep="/")
         size = vocabularies.load(folder / "vocabulary").size
-        _check_shapes(params, _parameter_shapes(experiment.model, size), f"{path}, step {step}")
+        name = f"{path}, step {found.step}"
+        _check_shapes(params, _parameter_shapes(experiment.model, size), name)
         return params
 
     fields = config.field_names(config.Encoder)
-    return EncoderSource(
+    found = EncoderSource(
         path=path,
         kind="workdir",
         settings={name: getattr(experiment.encoder, name) for name in fields},
@@ -285,11 +291,12 @@ def find_workdir(path: str, step: int | None) -> EncoderSource:
         step=step,
         results=results,
     )
+    return found
 
 
 def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
     """Returns the source in a folder of config.json, weights, a vocabulary and maybe a decoder."""
-    content = storage.read_json(folder / "config.json")
+    content = storage.read_json(folder / STOCK_CONFIG)
     if not vocabularies.files_in(folder):
         raise config.ConfigError(
             f"{folder} has no tokenizer.json; transformers makes it: "

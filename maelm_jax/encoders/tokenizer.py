@@ -89,6 +89,7 @@ def write(
         )
     vocabulary.save(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
+    vocabularies.write_checksums(folder)
     token = tokenizer.id_to_token
     inputs = ["input_ids", "attention_mask"]
     if pair.has_types:

@@ -7,6 +7,8 @@ import argparse
 import importlib.util
 import os
 import pathlib
+import pickle
+import re
 import typing
 
 import numpy as np
@@ -133,8 +135,17 @@ def read_pytorch(path: str | os.PathLike) -> typing.Any:
             for name in classes
             if name.startswith(REPLACED)
         ]
-        with torch.serialization.safe_globals([argparse.Namespace, *replacements]):
-            return _as_arrays(torch.load(path, map_location="cpu", weights_only=True))
+        try:
+            with torch.serialization.safe_globals([argparse.Namespace, *replacements]):
+                return _as_arrays(torch.load(path, map_location="cpu", weights_only=True))
+        except pickle.UnpicklingError as error:
+            # The message of torch advises to run the code in the file.
+            refused = re.search(r"GLOBAL (\S+)", str(error))
+            what = f"has an object of the class {refused[1]}" if refused else "is not a whole one"
+            raise ConfigError(
+                f"{path} {what}. A PyTorch checkpoint here holds tensors and plain values: save "
+                "its state_dict() alone, best as .safetensors"
+            ) from error
 
 
 def _as_arrays(value: typing.Any) -> typing.Any:

@@ -29,6 +29,7 @@ from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.session import Run, Session
 from maelm_jax.finetuning.task import InputFormat, Task
 from maelm_jax.training import attention_report, loop, run_record, sharding
+from maelm_jax.training.workdir import RUNS, kind_of
 
 KINDS = (sentence.SentenceTask, question.QuestionTask, token.TokenTask)
 BASE = "finetune/base.gin"
@@ -166,7 +167,7 @@ def run_all(folder: pathlib.Path, plan: list[Planned]):
                 current = None  # before the next one is made, to free its memory
                 key, current = session_key(planned), open_session(planned)
             is_single = not as_table and len(all_runs(planned, current)) == 1
-            if not is_single and (folder / gin_files.RECORD).is_file():
+            if not is_single and kind_of(folder) in RUNS:
                 raise config.ConfigError(
                     f"{folder} holds a single run: give another --workdir for a table or a grid"
                 )

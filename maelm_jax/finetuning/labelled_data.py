@@ -154,14 +154,32 @@ def _read_json_lines(path: str) -> list[Row]:
         location = f"{path}:{number}"
         with storage.reading(location, "each line holds one JSON object"):
             # pandas writes NaN for a missing value: it is as absent as null.
-            rows.append(Row(location, dict(json.loads(line, parse_constant=lambda _: None))))
+            content = json.loads(
+                line, parse_constant=lambda _: None, object_pairs_hook=_without_repetitions
+            )
+            rows.append(Row(location, dict(content)))
     if not rows:
         raise config.ConfigError(f"{path}: holds no example. Give a file with examples")
     return rows
 
 
+def _without_repetitions(pairs: list[tuple[str, typing.Any]]) -> dict[str, typing.Any]:
+    """Returns the object of JSON with these fields. Raises ValueError if one is there twice."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"two fields {next(name for name in names if names.count(name) > 1)!r}")
+    return content
+
+
 def _check_header(path: str, header: list[str], needed: collections.abc.Sequence[str]):
-    """Raises ConfigError if a needed column is missing."""
+    """Raises ConfigError if a needed column is missing, or there twice."""
+    for name in needed:
+        if header.count(name) > 1:
+            raise config.ConfigError(
+                f"{path}:1: {header.count(name)} columns have the name {name!r}. Rename all but "
+                "the one to read"
+            )
     absent = [name for name in needed if name not in header]
     if not absent:
         return

@@ -5,8 +5,9 @@ import typing
 
 from maelm_jax import plotting, storage, tables
 from maelm_jax.finetuning import session
+from maelm_jax.training.workdir import TABLE
 
-MARKDOWN_FILE, JSON_FILE, FIGURE_FILE = "table.md", "table.json", "differences.png"
+MARKDOWN_FILE, JSON_FILE, FIGURE_FILE = "table.md", TABLE, "differences.png"
 # The columns of AVG, which is the paper's average of GLUE.
 AVERAGED = (
     "MNLI-m accuracy",

@@ -85,6 +85,9 @@ def _read_file(path: str) -> typing.Iterator[Pair]:
             raise config.ConfigError(
                 f"{path}:{number}: no JSON object with sentence_good and sentence_bad ({error})"
             ) from error
+        for sentence in (good, bad):
+            if not isinstance(sentence, str):
+                raise config.ConfigError(f"{path}:{number}: {sentence!r:.60} is no text. Quote it")
         paradigm = record.get("UID", name)
         yield Pair(good, bad, paradigm, record.get("linguistics_term", paradigm))
 

@@ -97,7 +97,7 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
         run=experiment.run,
         train_step=train_step,
         batch=make_batches(experiment, rows, mesh, parent.rows_read if parent else 0),
-        learning_rates=optimizers.learning_rates(
+        learning_rates=optimizers.LearningRates(
             experiment.optimizer,
             experiment.run.train_steps,
             parent.learning_rate if parent else None,
@@ -167,6 +167,7 @@ def record_start(
     changes = run_record.changes_since_last_start(workdir, experiment)
     for change in changes:
         print(f"changed since the last start: {change}")
+    metrics.path_of(workdir).touch()  # before config.gin: see run_record.check_checkpoints
     run_record.write_start(folder, experiment, vocabulary, done, changes)
     run_rows.write(workdir, rows, done)
     if not done:

@@ -20,7 +20,7 @@ from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import attention, keys
 from maelm_jax.pretraining import evaluation
 from maelm_jax.pretraining import objective as objectives
-from maelm_jax.training import run_record, run_rows
+from maelm_jax.training import checkpoint, run_record, run_rows
 
 TOKENS = 4096  # of a batch
 CONFIDENCE = 0.95
@@ -31,15 +31,15 @@ class Checkpoint(typing.NamedTuple):
     """The parameters of a model at one step."""
 
     step: int | None  # None: the model is no workdir
-    # Reads the tree of `maelm.create`: the parameters of one checkpoint at a time are in memory.
-    read_params: collections.abc.Callable[[], dict]
+    params: dict  # the tree of `maelm.create`
 
 
 class TrainedModel(typing.NamedTuple):
     """A model with a prediction head, and the settings that it is evaluated with."""
 
     path: str
-    checkpoints: list[Checkpoint]
+    # Each reads a checkpoint: the parameters of one at a time are in memory.
+    checkpoints: list[collections.abc.Callable[[], Checkpoint]]
     experiment: config.Experiment
     vocabulary: vocabularies.Vocabulary
     length: int  # the longest input in tokens
@@ -95,6 +95,7 @@ def open_model(
     Raises:
         ConfigError: There is no such model, or it has no prediction head.
     """
+    path, _ = checkpoint.split_name(path)  # its step is one of `steps`
     experiment = run_record.read_settings(path)
     if experiment is None:
         return _from_folder(path, *steps)
@@ -106,20 +107,21 @@ def open_model(
     saved[0].require_bidirectional()
     vocabulary, model = saved[0].loaded_vocabulary, saved[0].model
     rows = _recorded_rows(path, experiment.corpus, vocabulary, needs_rows)
-    checkpoints = [Checkpoint(one.step, functools.partial(_read, one)) for one in saved]
+    checkpoints = [functools.partial(_read, one) for one in saved]
     evaluated = experiment.evaluated.with_model(model)
     return TrainedModel(path, checkpoints, evaluated, vocabulary, saved[0].length, rows)
 
 
-def _read(saved: source.EncoderSource) -> dict:
-    return traverse_util.unflatten_dict(saved.read_params(), sep="/")
+def _read(saved: source.EncoderSource) -> Checkpoint:
+    params = traverse_util.unflatten_dict(saved.read_params(), sep="/")
+    return Checkpoint(saved.step, params)
 
 
 def _from_folder(path: str, step: int | None) -> TrainedModel:
     """Returns the model of a folder or file that is no workdir."""
     loaded = Encoder.load(path, step)
     loaded.check_predicts(path)
-    params = loaded.prediction_tree()
+    read = Checkpoint(None, loaded.prediction_tree())
     experiment = config.Experiment(
         corpus=config.Corpus(sequence_length=loaded.length),
         objective=loaded.objective,
@@ -127,7 +129,7 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
         decoder=loaded.model.decoder,
         compute=loaded.model.compute,
     )
-    checkpoints = [Checkpoint(None, lambda: params)]
+    checkpoints = [lambda: read]
     return TrainedModel(path, checkpoints, experiment, loaded.vocabulary, loaded.length, rows=None)
 
 
@@ -200,9 +202,10 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
 
     unigram = None if model.rows is None else objective.make_baseline(model.rows).loss(rows)
     measured = []
-    for number, read_params in model.checkpoints:
+    for read_checkpoint in model.checkpoints:
+        number, params = read_checkpoint()
         name = name_model(model.path, number)
-        losses, correct, counts = _sums(loss, read_params(), parts, name)
+        losses, correct, counts = _sums(loss, params, parts, name)
         masked = counts.sum()
         if not masked:
             raise config.ConfigError(

@@ -14,10 +14,11 @@ import typing
 import jax
 import numpy as np
 
-from maelm_jax import config, gin_files, storage
+from maelm_jax import config, storage
 from maelm_jax.data import prepare, vocabularies, vocabulary_training
 from maelm_jax.encoders import adoption, source
 from maelm_jax.training import checkpoint, optimizers, run_record, run_rows, step
+from maelm_jax.training.workdir import RUNS, kind_of
 
 
 class StartingPoint(typing.NamedTuple):
@@ -125,7 +126,7 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
     """
     name = experiment.run.continue_from
     workdir, wanted = checkpoint.split_name(name)
-    if not (run_record.fetch(workdir) / gin_files.RECORD).is_file():
+    if kind_of(run_record.fetch(workdir)) not in RUNS:
         raise config.ConfigError(f"Run.continue_from: {run_record.no_run(workdir)}")
     if wanted is None and run_record.is_running(workdir):
         steps = ", ".join(map(str, checkpoint.all_steps(workdir)))
@@ -136,9 +137,10 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
     step_number = checkpoint.pick_step(workdir, wanted)
     theirs, before = run_record.read_settings(workdir), run_record.read_parent(workdir)
     changes = _changes_from(theirs, experiment, workdir)
-    rate = optimizers.learning_rate_after(
-        step_number, theirs.optimizer, theirs.run.train_steps, before and before.learning_rate
+    rates = optimizers.LearningRates(
+        theirs.optimizer, theirs.run.train_steps, before and before.learning_rate
     )
+    rate = float(rates[step_number])
     if experiment.optimizer.schedule == "decay" and rate == 0:
         raise config.ConfigError(
             f"Run.continue_from={name}: its learning rate is 0 after step {step_number}, so "

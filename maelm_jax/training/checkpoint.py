@@ -57,7 +57,16 @@ class Name(typing.NamedTuple):
 def split_name(name: str) -> Name:
     """Returns the workdir and the step of a checkpoint that the user names."""
     workdir, at, step = name.rpartition("@")
-    return Name(workdir, int(step)) if at and step.isdecimal() else Name(name, None)
+    is_step = at and step.isdecimal() and not os.path.exists(os.path.expanduser(name))
+    return Name(workdir, int(step)) if is_step else Name(name, None)
+
+
+def choose_step(name: str, step: int | None) -> Name:
+    """Returns the workdir, and the step in its name or in a flag. Raises ConfigError for both."""
+    workdir, named = split_name(name)
+    if named is not None and step not in (None, named):
+        raise ConfigError(f"{name} names another checkpoint than --step={step}. Give one of them")
+    return Name(workdir, step if named is None else named)
 
 
 def folder_of(workdir: str) -> epath.Path:
@@ -118,6 +127,21 @@ def read_params(workdir: str, step: int | None = None) -> dict:
     )
     with _storage_errors(folder):
         return handler.restore(folder / ITEM, args=selection)["params"]
+
+
+def read_kept(workdir: str, step: int, wanted: int | None) -> Restored:
+    """Reads the parameters of `step`, or of the newest step if the run has pruned it meanwhile.
+
+    If a step was `wanted`, no other is read. Raises ConfigError as `read_params`.
+    """
+    while True:
+        try:
+            return Restored(step, read_params(workdir, step))
+        except Exception:  # a checkpoint that is being removed fails in many ways
+            newest = pick_step(workdir)
+            if wanted is not None or newest == step:
+                raise
+            step = newest
 
 
 def restore_params(workdir: str, like: dict, step: int | None = None) -> dict:

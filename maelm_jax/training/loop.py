@@ -19,7 +19,7 @@ import tqdm
 from jax.experimental import multihost_utils
 
 from maelm_jax import config
-from maelm_jax.training import checkpoint, metrics
+from maelm_jax.training import checkpoint, metrics, optimizers
 
 # Seconds between two drawings of the progress bar, on a terminal and in a file.
 TERMINAL_INTERVAL, FILE_INTERVAL = 0.5, 30.0
@@ -46,7 +46,7 @@ class Job:
     # (state, batch, learning rate) -> (state, metrics)
     train_step: collections.abc.Callable[..., tuple[tuple, dict]]
     batch: collections.abc.Callable[[int], typing.Any]  # step, from 0 -> its batch on the devices
-    learning_rates: np.ndarray  # of every step, float32
+    learning_rates: optimizers.LearningRates | np.ndarray  # of every step, float32
     tokens: float  # of a step; the mean if steps differ
     flops: float  # model FLOPs of a step
     peak_flops: float | None  # FLOP/s of all devices. None: unknown, and MFU is not logged

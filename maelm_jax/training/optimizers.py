@@ -153,11 +153,17 @@ def learning_rates(
     return _rates(np.arange(steps), settings, steps, start or 0.0)
 
 
-def learning_rate_after(
-    step: int, settings: config.Optimizer, steps: int, start: float | None = None
-) -> float:
-    """Returns the learning rate that `learning_rates` comes to after a step, 0 after a decay."""
-    return float(_rates(np.array([step]), settings, steps, start or 0.0)[0])
+class LearningRates:
+    """The values of `learning_rates`, each computed when it is needed: a run may be very long.
+
+    The one after the last step is that which a run comes to: 0 after a decay.
+    """
+
+    def __init__(self, settings: config.Optimizer, steps: int, start: float | None = None):
+        self._settings, self._steps, self._start = settings, steps, start or 0.0
+
+    def __getitem__(self, step: int) -> np.float32:
+        return _rates(np.array([step]), self._settings, self._steps, self._start)[0]
 
 
 def _rates(done: np.ndarray, settings: config.Optimizer, steps: int, start: float) -> np.ndarray:

@@ -26,6 +26,7 @@ import jax
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import vocabularies, workers
 from maelm_jax.training import checkpoint, distributed, metrics, run_rows
+from maelm_jax.training.workdir import PUBLISHED_WEIGHTS, STOCK_CONFIG, Kind, kind_of
 
 LOCK = "run.lock"
 ENVIRONMENT = "environment.txt"
@@ -41,10 +42,10 @@ RECORDS = (
     "rows.json",
     f"{VOCABULARY}/sentencepiece.model",
     f"{VOCABULARY}/tokenizer.json",
+    f"{VOCABULARY}/{vocabularies.CHECKSUMS}",
 )
-# A folder with one of these files counts as a run: a workdir, an exported or Hugging Face folder,
-# or a checkpoint of the published code.
-RUN_FILES = (gin_files.RECORD, "config.json", "model.pt")
+# Messages name the folders with one of these files, which a run can start from.
+RUN_FILES = (gin_files.RECORD, STOCK_CONFIG, PUBLISHED_WEIGHTS)
 MOST_LISTED = 6  # largest number of runs that a message lists
 PATIENCE = 5.0  # seconds; the kernel frees the lock of a killed process after its memory
 UNCHANGED = "packages as in the block above"  # instead of the list of packages
@@ -67,8 +68,11 @@ def fetch(workdir: str, holds_lock: bool = False) -> pathlib.Path:
 
 def no_run(path: str) -> str:
     """Returns a line that says that `path` holds no run, and names runs near it."""
-    is_folder = pathlib.Path(path).is_dir()
-    problem = f"{path} holds no run (no config.gin)" if is_folder else f"there is no run {path}"
+    kind = kind_of(path)
+    problem = {
+        Kind.ABSENT: f"there is no run {path}",
+        Kind.OTHER: f"{path} holds no run (no config.gin)",
+    }.get(kind, f"{path} is {kind.value}, no run")
     return f"{problem}{near(path)}"
 
 
@@ -188,7 +192,18 @@ def check_settings(workdir: str, experiment: config.Experiment):
 
 
 def check_checkpoints(workdir: str):
-    """Raises ConfigError if the run has written checkpoints, and none of them is there."""
+    """Raises ConfigError if the run had checkpoints or steps, and none of them is there.
+
+    A run makes metrics.jsonl before config.gin. A copy of it in part may lack both checkpoints and
+    metrics.jsonl, and would begin anew.
+    """
+    folder = storage.local_path(workdir)
+    is_whole = metrics.path_of(workdir).exists() or not (folder / gin_files.RECORD).exists()
+    if not is_whole and not checkpoint.complete_steps(workdir):
+        raise config.ConfigError(
+            f"{workdir} has the settings of a run, but neither metrics.jsonl nor a checkpoint: was "
+            "it copied in part? Copy all of it, or give another --workdir to begin again"
+        )
     saved = [line["checkpoint"] for line in metrics.read(workdir) if line.get("checkpoint")]
     if saved and not checkpoint.complete_steps(workdir):
         raise config.ConfigError(

@@ -106,9 +106,16 @@ def test_embeddings_are_cut_at_what_was_trained_or_where_the_command_says(workdi
 
 @pytest.mark.parametrize(
     ("content", "output", "message"),
-    [(b"", "v.npy", "in.txt"), (b"ok\n\xff\xfe", "v.npy", "in.txt"), (b"x\n", "v.txt", r"v\.txt"), (b"x\n", "f.npy", "f.npy")],
+    [
+        (b"x\n", "in.txt/v.npy", "in.txt"),
+        (b"", "v.npy", "in.txt"),
+        (b"ok\n\xff\xfe", "v.npy", "in.txt"),
+        (b"x\n", "v.txt", r"v\.txt"),
+        (b"x\n", "f.npy", "f.npy"),
+    ],
 )
-def test_embed_refuses(workdirs, tmp_path, content, output, message):
+def test_embed_refuses_before_the_work(workdirs, tmp_path, monkeypatch, content, output, message):
+    monkeypatch.setattr(maelm_jax.encoders.source, "find_encoder", None)
     (tmp_path / "in.txt").write_bytes(content)
     (tmp_path / "f.npy").mkdir()
     with pytest.raises(config.ConfigError, match=message):
@@ -132,6 +139,8 @@ def test_texts_are_any_iterable_of_strings(workdirs):
     for given in (tuple(texts), np.array(texts), (text for text in texts)):
         assert np.array_equal(loaded.encode(given), expected)
     assert loaded.encode([]).shape == (0, 32)
+    assert np.array_equal(loaded.encode(["a cut \ud83d"]), loaded.encode(["a cut ?"])), "as in a table"
+    assert loaded.fill_mask(["a cut \ud83d <mask>"]) == loaded.fill_mask(["a cut ? <mask>"])
     for given in ("one text", [("a", "b")], ["a", None], [b"a"]):
         with pytest.raises(config.ConfigError, match="texts"):
             loaded.encode(given)
@@ -164,6 +173,18 @@ def test_masked_tokens_are_predicted_from_the_other_tokens(workdirs, vocabulary,
             order = np.argsort(-probabilities)[:3]
             np.testing.assert_allclose([one.probability for one in of_mask], probabilities[order], rtol=1e-4)
             assert [one.token for one in of_mask] == [vocabulary.decode([index]) or vocabulary.pieces[index] for index in order]
+
+
+def test_a_path_names_a_step_too(workdirs, tmp_path):
+    by_name = maelm_jax.load_encoder(f"{workdirs['mpnet']}@6")
+    assert by_name.step == 6 and np.array_equal(by_name.encode(LINES), maelm_jax.load_encoder(workdirs["mpnet"], step=6).encode(LINES))
+    with pytest.raises(config.ConfigError, match="step=12"):
+        maelm_jax.load_encoder(f"{workdirs['mpnet']}@6", step=12)
+    folder = shutil.copytree(workdirs["mpnet"], tmp_path / "mine@7")
+    assert maelm_jax.load_encoder(folder).step == 12, "a folder may have such a name"
+    assert maelm_jax.load_encoder(f"{folder}@6").step == 6
+    with pytest.raises(config.ConfigError, match="no checkpoint of step 7"):
+        maelm_jax.load_encoder(f"{workdirs['mpnet']}@7")
 
 
 def test_an_encoder_is_pickled_after_use_and_is_equal_to_itself_only(workdirs, monkeypatch):

@@ -58,7 +58,8 @@ def make_untrained(model: config.Model, vocabulary, **more) -> encoder.Encoder:
 def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
     assert run(workdirs["mpnet"], tmp_path / "out") == 0
     files = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert files == "README.md config.json decoder.safetensors model.safetensors sentencepiece.model tokenizer.json tokenizer_config.json".split()
+    weights, words = "config.json decoder.safetensors model.safetensors", "sentencepiece.model tokenizer.json tokenizer_config.json vocabulary.sha256"
+    assert files == f"README.md {weights} {words}".split()
     text = (tmp_path / "out" / "README.md").read_text()
     for what in ("MAE-LM (arXiv 2302.02060)", "`installed_docs` 100%", "12 of 12, each of 32 rows of 48 tokens", "6.1250", "Not verified"):
         assert what in text, what
@@ -190,8 +191,8 @@ def test_a_card_describes_every_ablation(file, tmp_path, vocabulary):
     found = source.EncoderSource(str(tmp_path), "workdir", settings, None, 48, 0.0, dict, experiment, 12)
     untrained = encoder.Encoder({}, experiment.model, vocabulary, 48)
     text = card.render("huggingface", "name", found, untrained, folders.Written("MPNetModel", 3), True, "x")
-    assert f"masked, by {experiment.objective.objective.masking.unit}." in text
-    assert f"{experiment.objective.objective.masking.random_fraction:.0%} become random tokens" in text
+    assert f"masked, by {experiment.objective.objective.objective.objective.masking.unit}." in text
+    assert f"{experiment.objective.objective.objective.objective.masking.random_fraction:.0%} become random tokens" in text
 
 
 # What is refused.
@@ -293,7 +294,17 @@ def test_an_empty_folder_is_filled_also_behind_a_link(workdir, tmp_path):
     assert (tmp_path / "version-1").stat().st_mode == (tmp_path / "usual").stat().st_mode, "others may read it"
 
 
-def test_a_folder_that_python_saved_is_not_replaced(workdir, tmp_path):
+def test_a_changed_vocabulary_of_an_export_is_found(copy_export, tmp_path):
+    for number, name in enumerate(("sentencepiece.model", "tokenizer.json")):
+        folder = copy_export("mpnet", tmp_path / f"out{number}")
+        content = (folder / name).read_bytes()
+        place = content.index(b"the")
+        (folder / name).write_bytes(content[:place] + b"thf" + content[place + 3 :])
+        with pytest.raises(config.ConfigError, match=name):
+            maelm_jax.load_encoder(folder)
+
+
+def test_a_folder_that_python_saved_is_not_replaced(workdir, tmp_path, monkeypatch):
     loaded = maelm_jax.load_encoder(workdir)
     loaded.save_pretrained(tmp_path / "out")
     with pytest.raises(config.ConfigError, match="out exists"):
@@ -301,6 +312,12 @@ def test_a_folder_that_python_saved_is_not_replaced(workdir, tmp_path):
     with pytest.raises(config.ConfigError, match="gs://bucket/out"):
         loaded.save_pretrained("gs://bucket/out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(config.ConfigError, match="the present folder"):
+        loaded.save_pretrained(".")
+    loaded.save_pretrained("inside")
+    assert (tmp_path / "here" / "inside" / "config.json").is_file()
 
 
 def test_what_appears_meanwhile_is_kept(workdir, tmp_path, monkeypatch):

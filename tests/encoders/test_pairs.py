@@ -85,7 +85,7 @@ def test_the_interval_covers_the_mean_over_paradigms():
     assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
 
 
-@pytest.mark.parametrize("content", ['{"sentence_good": "A."}', "[1]", "{", "\x00"])
+@pytest.mark.parametrize("content", ['{"sentence_good": "A."}', '{"sentence_good": "A.", "sentence_bad": 2}', "[1]", "{", "\x00"])
 def test_a_line_of_another_form_is_named(content, tmp_path):
     path = write_pairs(tmp_path / "pairs.jsonl", [SENTENCES[:2]])
     path.write_text(path.read_text() + content + "\n")

@@ -159,7 +159,7 @@ def test_a_run_keeps_its_settings_its_data_and_its_checkpoint(one_device, rte_ru
     inputs.write_text(inputs.read_text().replace('"start_step": 3', '"start_step": 2'))
     with pytest.raises(config.ConfigError, match=r"start_step \(inputs.json\): 2 -> 3"):
         finetune.main(argv)
-    with pytest.raises(config.ConfigError, match="one pretrains, the other fine-tunes"):
+    with pytest.raises(config.ConfigError, match="copy is a run of pretraining"):
         finetune.main([*argv, f"--workdir={shutil.copytree(pretrained, tmp_path / 'copy')}"])
     with pytest.raises(config.ConfigError, match="holds a single run"):
         finetune.main([*argv, "--gin.SEEDS=[1, 2]"])

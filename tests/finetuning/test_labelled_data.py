@@ -49,6 +49,8 @@ def test_a_cell_of_csv_with_several_lines_is_one(tmp_path):
     examples = read(tmp_path / "a.csv")
     assert [example.texts for example in examples[:2]] == [("two\nlines", 'a "b", c'), ("last", "")]
     assert len(examples[2].texts[0]) == 249_999
+    (tmp_path / "b.csv").write_text("question,note,note,good,answer\na,,,no,b\n")
+    assert read(tmp_path / "b.csv")[0].texts == ("a", "b"), "nobody reads the columns of one name"
 
 
 def test_fields_of_jsonl_are_found_by_name_and_those_that_nobody_reads_may_hold_anything(tmp_path):
@@ -81,6 +83,9 @@ def test_fields_of_jsonl_are_found_by_name_and_those_that_nobody_reads_may_hold_
         ("a.jsonl", '{"question": "a", "good": "maybe", "answer": "b"}\n', "a.jsonl:1: unknown label 'maybe' in column good; own has no, yes"),
         ("a.tsv", "question\tgood\tanswer\n", "a.tsv: holds no example"),
         ("a.jsonl", "", "a.jsonl: the file is empty"),
+        ("a.tsv", "question\tgood\tanswer\tanswer\na\tno\tb\tc\n", "a.tsv:1: .*'answer'"),
+        ("a.csv", "question,good,good,answer\na,no,yes,b\n", "a.csv:1: .*'good'"),
+        ("a.jsonl", '{"question": "a", "good": "no", "good": "yes", "answer": "b"}\n', "a.jsonl:1 .*'good'"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(name, text, location, tmp_path):

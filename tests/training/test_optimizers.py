@@ -1,5 +1,7 @@
 """The optimiser: learning rates, clipping, and what weight decay applies to."""
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,13 +18,23 @@ def rates(steps, train_steps: int, start=None, **settings) -> list[float]:
     """The learning rates after these steps."""
     optimizer = config.Optimizer(learning_rate=2.0, **settings)
     every = optimizers.learning_rates(optimizer, train_steps, start)
-    found = [optimizers.learning_rate_after(step, optimizer, train_steps, start) for step in steps]
+    one_by_one = optimizers.LearningRates(optimizer, train_steps, start)
+    found = [float(one_by_one[step]) for step in steps]
+    assert [one_by_one[step] for step in range(train_steps)] == list(every)
     assert [every[step] for step in steps if step < train_steps] == [rate for step, rate in zip(steps, found, strict=True) if step < train_steps]
     return [round(rate, 6) for rate in found]
 
 
 def test_a_linear_schedule_rises_to_the_peak_and_falls_to_0():
     assert rates((0, 5, 10, 60, 110), 110, warmup_steps=10) == [0.0, 1.0, 2.0, 1.0, 0.0]
+
+
+def test_a_run_of_a_billion_steps_needs_no_memory_for_its_rates():
+    tracemalloc.start()
+    rates_of_run = optimizers.LearningRates(config.Optimizer(learning_rate=2.0, warmup_steps=10), 10**9)
+    assert [rates_of_run[step] for step in (0, 5, 10**9)] == [0.0, 1.0, 0.0] and rates_of_run[5 * 10**8] == pytest.approx(1.0)
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

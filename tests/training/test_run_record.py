@@ -114,6 +114,33 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(text, uninterrupt
     run_record.check_checkpoints(str(workdir))  # it was killed before its first one
 
 
+def test_a_run_that_was_copied_in_part_does_not_begin_again(text, uninterrupted, tmp_path):
+    workdir = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "run"))
+    shutil.rmtree(workdir / "checkpoints")
+    (workdir / "metrics.jsonl").unlink()
+    before = checkpoint_folders.content(workdir)
+    done = call("train", *training(text, workdir))
+    assert done.status == 2 and f"{workdir} " in done.stderr
+    record = workdir / "config.gin"
+    whole = record.read_bytes()
+    for content in (b"", b"\n", whole[: len(whole) // 2], whole[: whole.rindex(b"10")]):
+        record.write_bytes(content)
+        for command, argv in (("evaluate", [f"--models={workdir}"]), ("train", [f"--workdir={workdir}"]), ("train", training(text, workdir))):
+            done = call(command, *argv)
+            assert done.status == 2 and str(workdir) in done.stderr and done.stderr.count("\n") == 1, (command, done)
+    record.write_bytes(whole)
+    assert checkpoint_folders.content(workdir) == before
+
+
+def test_a_run_that_was_killed_before_its_first_step_begins_again(text, uninterrupted, tmp_path, monkeypatch):
+    argv = training(text, tmp_path, "--gin.TRAIN_STEPS=2", "--gin.Run.rank_every=0")
+    monkeypatch.setattr(run_record.vocabularies.SentencePieceVocabulary, "save", lambda *_: 1 / 0)  # after config.gin
+    assert call("train", *argv).status == 1 and (tmp_path / "config.gin").exists()
+    monkeypatch.undo()
+    done = call("train", *argv)
+    assert done.status == 0, done.stderr
+
+
 def test_a_vocabulary_that_is_not_the_run_s_is_refused_by_its_readers(text, uninterrupted, tmp_path):
     workdir = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "run"))
     assert run_record.load_vocabulary(workdir).size == 400
@@ -122,7 +149,7 @@ def test_a_vocabulary_that_is_not_the_run_s_is_refused_by_its_readers(text, unin
     (workdir / "vocabulary" / "sentencepiece.model").write_bytes(content[:piece] + b"thf" + content[piece + 3 :])
     for command, argv in (("evaluate", [f"--models={workdir}"]), ("train", training(text, workdir)), ("analyze", [f"--runs={workdir}"])):
         done = call(command, *argv)
-        assert done.status == 2 and f"{workdir}/vocabulary is not" in done.stderr, (command, done.stderr)
+        assert done.status == 2 and f"{workdir}/vocabulary" in done.stderr, (command, done.stderr)
 
 
 @pytest.mark.parametrize("line", ["{", '{"loss": 1.0}'])
