@@ -275,12 +275,64 @@ def _unpacked(path: str, file: typing.BinaryIO) -> typing.BinaryIO:
     if path.endswith(".gz"):
         return gzip.open(file)
     if path.endswith(".xz"):
-        return lzma.open(file)
+        return io.BufferedReader(_XzFile(file), READ_BYTES)
     if path.endswith(".zst"):
         pyarrow = load_module("pyarrow")
         stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
         return io.BufferedReader(stream, READ_BYTES)
     return file
+
+
+class _XzFile(io.RawIOBase):
+    """The unpacked content of the streams of an .xz file.
+
+    `lzma.open` ends at the first bytes that begin no stream, without an error (cpython#88300). Here
+    a stream is followed by padding (zero bytes, a multiple of four), by another stream, or by the
+    end of the file. Anything else is an error.
+    """
+
+    def __init__(self, file: typing.BinaryIO):
+        self._blocks = _xz_blocks(file)
+        self._block = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self._block:
+            self._block = memoryview(next(self._blocks, b""))
+            if not self._block:
+                return 0
+        size = min(len(buffer), len(self._block))
+        buffer[:size], self._block = self._block[:size], self._block[size:]
+        return size
+
+
+def _xz_blocks(file: typing.BinaryIO) -> typing.Iterator[bytes]:
+    """Yields the unpacked content of an .xz file in blocks. None of them is empty."""
+    packed = b""
+    while True:
+        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+        while not stream.eof:
+            if stream.needs_input:
+                packed = packed or file.read(READ_BYTES)
+                if not packed:
+                    raise EOFError("the last stream has no end")
+            block = stream.decompress(packed, READ_BYTES)
+            packed = b""
+            if block:
+                yield block
+        packed, padding = stream.unused_data, 0
+        while packed := packed or file.read(READ_BYTES):
+            rest = packed.lstrip(b"\0")
+            padding += len(packed) - len(rest)
+            packed = rest
+            if rest:
+                break
+        if padding % 4:
+            raise lzma.LZMAError(f"{padding} bytes of padding after a stream, no multiple of four")
+        if not packed:
+            return
 
 
 def decode(line: bytes, path: str, offset: int) -> str:

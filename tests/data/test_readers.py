@@ -115,6 +115,35 @@ def test_data_of_several_streams_is_read_to_the_end(tmp_path, packing):
     assert read(tmp_path / "a.txt*") == TEXTS[:3]
 
 
+XZ = [lzma.compress(f"{text}\n\n".encode()) for text in TEXTS[:3]]
+
+
+@pytest.mark.parametrize("padding", [0, 4, 8, 2_000_000])
+def test_padding_between_streams_of_xz_is_no_end(tmp_path, padding):
+    """https://github.com/python/cpython/issues/88300"""
+    (tmp_path / "a.txt.xz").write_bytes(b"".join(stream + bytes(padding) for stream in XZ))
+    assert read(tmp_path / "a.txt.xz") == TEXTS[:3]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        XZ[0] + bytes([XZ[1][0] ^ 4]) + XZ[1][1:],
+        XZ[0] + XZ[1][:2] + bytes([XZ[1][2] ^ 4]) + XZ[1][3:],
+        XZ[0] + bytes(3) + XZ[1],
+        XZ[0] + bytes(3),
+        bytes(4) + XZ[0],
+        XZ[0] + b"garbage!",
+        XZ[0] + XZ[1][:-1],
+        XZ[0] + XZ[1][:3],
+    ],
+)
+def test_anything_else_after_a_stream_of_xz_is_damage(tmp_path, content):
+    (tmp_path / "a.txt.xz").write_bytes(content)
+    with pytest.raises(readers.BadFile, match=r"a\.txt\.xz"):
+        read(tmp_path / "a.txt.xz")
+
+
 # ---- tables
 
 
