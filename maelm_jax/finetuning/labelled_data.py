@@ -8,6 +8,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import typing
 
 from maelm_jax import config, storage
@@ -15,6 +16,7 @@ from maelm_jax.data import readers
 
 JSON_LINES = (".jsonl", ".ndjson")
 LONGEST_CELL = 2**31 - 1  # characters
+WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(\.0*)?")  # pandas writes 1.0 in a column with a gap
 
 
 class Row(typing.NamedTuple):
@@ -91,6 +93,17 @@ def read(
     if not rows:
         raise config.ConfigError(f"{path}: holds no example. Give a file with examples")
     return rows
+
+
+def sort_labels(names: collections.abc.Iterable[str]) -> tuple[str, ...]:
+    """Returns the different labels in order: as numbers if all are whole numbers, else as text.
+
+    So class i of a model is the label i, where the labels are 0, 1, 2, ...
+    """
+    different = sorted(set(names))
+    if all(map(WHOLE_NUMBER.fullmatch, different)):
+        different.sort(key=float)
+    return tuple(different)
 
 
 def columns_of(path: str | os.PathLike) -> list[str]:

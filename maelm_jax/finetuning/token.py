@@ -85,7 +85,9 @@ class TokenTask(Task):
         train, dev = (
             read_sentences(path, self.settings.conll, True) for path in (train_path, dev_path)
         )
-        self.labels = tuple(sorted({label for sentence in train for label in sentence.labels}))
+        self.labels = labelled_data.sort_labels(
+            label for sentence in train for label in sentence.labels
+        )
         if len(self.labels) < 2:
             raise config.ConfigError(
                 f"{train_path}: every word has the label {self.labels[0]!r}. "

@@ -187,6 +187,27 @@ def test_tfds(tmp_path, tfds_folder):
 # A file of one's own, with TRAIN_FILE alone.
 
 
+NUMBERS = [str(number) for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("found", "labels"),
+    [
+        (NUMBERS, NUMBERS),
+        (["10", "-1", "9", "0"], ["-1", "0", "9", "10"]),
+        (["10.0", "0.0", "9.0"], ["0.0", "9.0", "10.0"]),
+        (["10", "9", "b"], ["10", "9", "b"]),
+        (["02", "10", "1", "01"], ["01", "1", "02", "10"]),
+    ],
+)
+def test_labels_that_are_whole_numbers_are_classes_in_the_order_of_the_numbers(tmp_path, found, labels):
+    """So the argmax of an exported model is the label."""
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"x,{label}\n" for label in found))
+    assert completed(tmp_path / "a.csv").labels == tuple(labels)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x", "label": [label, found[0]]}) + "\n" for label in found))
+    assert completed(tmp_path / "a.jsonl", label_separator=",").labels == tuple(labels)
+
+
 def completed(path, **custom) -> config.CustomTask:
     settings = config.Finetune(tasks="own", train_file=str(path), custom=config.CustomTask(**custom))
     return glue.completed(settings).custom
