@@ -15,6 +15,7 @@ import os
 import pathlib
 import re
 import shutil
+import stat
 import tempfile
 import typing
 import zlib
@@ -100,8 +101,8 @@ def _list_bucket(pattern: str) -> list[File]:
 def _list_local(pattern: str) -> list[File]:
     pattern = os.path.expanduser(pattern)
     _check_folders(pattern)
-    paths = sorted(glob.glob(pattern, recursive=True))
-    files = [path for path in paths if not os.path.isdir(path)]
+    paths = _glob(pattern)
+    files = _without_repeats([path for path in paths if not os.path.isdir(path)])
     folders = [path for path in paths if os.path.isdir(path) and _is_dataset(path)]
     if files and folders:
         raise ConfigError(
@@ -110,17 +111,61 @@ def _list_local(pattern: str) -> list[File]:
         )
     for folder in folders:
         files += _files_of_dataset(folder)
-    states = ((path, os.stat(path)) for path in files)
+    states = [(path, os.stat(path)) for path in files]
+    for path, state in states:
+        if not stat.S_ISREG(state.st_mode):
+            raise ConfigError(
+                f"{path}: a pipe, socket or device, which is no file of text; remove it, or narrow "
+                f"the glob {pattern!r}"
+            )
     return [File(path, state.st_size, str(state.st_mtime_ns)) for path, state in states]
+
+
+def _without_repeats(paths: list[str]) -> list[str]:
+    """Returns each file once, by its shortest path, where links lead to it on several ways."""
+    shortest = {
+        os.path.realpath(path): path
+        for path in sorted(paths, key=lambda path: (len(path), path), reverse=True)
+    }
+    return sorted(shortest.values())
 
 
 def _check_folders(pattern: str):
     """Raises the error of a folder that the glob must list and cannot; `glob` says nothing."""
     parts = pathlib.PurePath(pattern).parts
     for end in range(1, len(parts)):
-        if glob.has_magic(parts[end]) or "**" in parts[:end]:
-            for folder in glob.glob(os.path.join(*parts[:end], ""), recursive=True):
+        if glob.has_magic(parts[end]):
+            for folder in filter(os.path.isdir, _glob(os.path.join(*parts[:end]))):
                 os.scandir(folder).close()
+
+
+def _glob(pattern: str) -> list[str]:
+    """Returns the paths that a glob matches. `**` enters each folder once, although links loop."""
+    parts = pathlib.PurePath(pattern).parts
+    if "**" not in parts:
+        return glob.glob(pattern)
+    at = parts.index("**")
+    rest = parts[at + 1 :] or ("*",)
+    return [
+        path
+        for base in (_glob(os.path.join(*parts[:at])) if at else [""])
+        for folder in _folders_below(base)
+        for path in _glob(os.path.join(glob.escape(folder), *rest))
+    ]
+
+
+def _folders_below(base: str) -> list[str]:
+    """Returns a folder and all in it that are not hidden, each once, by its shortest path."""
+    folders, known = [base] if os.path.isdir(base or ".") else [], {os.path.realpath(base)}
+    for folder in folders:  # the list grows
+        with os.scandir(folder or ".") as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
+        for name in names:
+            path = os.path.join(folder, name)
+            if not name.startswith(".") and (real := os.path.realpath(path)) not in known:
+                known.add(real)
+                folders.append(path)
+    return folders
 
 
 def _is_dataset(folder: str) -> bool:

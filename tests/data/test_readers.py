@@ -305,6 +305,25 @@ def test_a_name_with_brackets_gets_a_hint(tmp_path):
         read(tmp_path / "other*.txt")
 
 
+def test_a_file_that_links_lead_to_is_read_once(tmp_path):
+    books = tmp_path / "books"
+    (books / "old").mkdir(parents=True)
+    for name in ("old/a.txt", "b.txt"):
+        (books / name).write_text(name)
+    (books / "all").symlink_to(books)
+    (books / "old" / "up").symlink_to("..")
+    (books / "c.txt").symlink_to("b.txt")
+    found = [file.path for file in readers.list_files(f"{books}/**/*.txt")]
+    assert found == [f"{books}/b.txt", f"{books}/old/a.txt"]
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    os.mkfifo(tmp_path / "b.txt")  # to read it would wait forever
+    with pytest.raises(config.ConfigError, match=r"b\.txt"):
+        readers.list_files(f"{tmp_path}/*.txt")
+
+
 @pytest.mark.parametrize("pattern", ["**/*.txt", "**/a.txt", "*/*.txt", "*/b/*.txt"])
 def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch, pattern):
     """`glob` would leave out its files without a word."""
