@@ -208,9 +208,10 @@ class Corpus(Settings):
     text_files: Text | None = setting(
         None, "Glob of text files (docs/data.md). It replaces `sources`."
     )
-    text_field: Text = setting(
+    text_field: Text | tuple[Text, ...] = setting(
         "text",
-        "Field, column or feature that holds the document (docs/data.md).",
+        "Field, column or feature that holds the document (docs/data.md). Of several names, the "
+        "first that a file or record has.",
     )
     task_modules: tuple[Text, ...] = setting((), "Python modules that register `seqio:` names.")
     sequence_length: int = setting(512, "Length of a row.", "tokens", ge=8)
@@ -226,6 +227,7 @@ class Corpus(Settings):
 
     def check(self):
         self.require(len(self.sources) > 0, "sources must name at least one source")
+        self.require(len(self.listed("text_field")) > 0, "text_field must name a field")
         for source in self.sources:
             kind, _, name = source.partition(":")
             named = kind in ("files", "tfds", "seqio") and name != ""

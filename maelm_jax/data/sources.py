@@ -81,7 +81,7 @@ def documents_of_part(part: typing.Iterable[Piece], corpus: Corpus) -> typing.It
         if seqio_tasks.is_dataset(name):
             texts = seqio_tasks.texts(name, corpus, start, end)
         else:
-            texts = readers.documents(name, corpus.text_field, start, end)
+            texts = readers.documents(name, corpus.listed("text_field"), start, end)
         for text in texts:
             document = "\n".join(line for line in map(str.strip, text.split("\n")) if line)
             if document:

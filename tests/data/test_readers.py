@@ -51,6 +51,36 @@ def test_ranges_of_a_file_hold_each_document_once_wherever_it_is_cut(tmp_path, n
         assert found == texts, bounds
 
 
+@pytest.mark.parametrize("name", ["a.train", "a.dev", "a.text", "a.TXT", "books", "a.train.gz", "A.TXT.XZ", "a.1"])
+def test_a_file_of_any_name_is_text_if_it_looks_so(tmp_path, name):
+    packing = next((packing for packing in PACK if packing and name.lower().endswith(packing)), "")
+    with PACK[packing](tmp_path / name, "wb") as file:
+        file.write("\n\n".join(TEXTS).encode())
+    assert read(tmp_path / "*") == TEXTS
+    assert readers.can_be_cut(name) == (packing == "")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.CSV.gz", "a.tsv.xz"])
+def test_tables_of_cells_are_text(tmp_path, name):
+    packing = next((packing for packing in PACK if packing and name.lower().endswith(packing)), "")
+    with PACK[packing](tmp_path / name, "wb") as file:
+        if ".csv" in name.lower():
+            file.write('\ufeffid, text\r\n1,"one ""a"", b\nits second line"\r\n\r\n2,\r\n3,two\r\n'.encode())
+        else:
+            file.write(b'id\ttext\n1\t"one\n\n2\t\n3\ttwo\n')
+    assert read(tmp_path / "*") == ['one "a", b\nits second line' if ".csv" in name.lower() else '"one', "two"]
+    assert not readers.can_be_cut(name)
+
+
+def test_files_that_name_their_text_differently_are_read_together(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "one", "id": "1"}\n{"content": "two"}\n')
+    (tmp_path / "b.csv").write_text("title,body\nx,three\n")
+    write_parquet(tmp_path / "c.parquet", table(["four"], "content"))
+    assert read(tmp_path / "*", ("content", "body")) == ["one", "two", "three", "four"]
+    with pytest.raises(readers.BadFile, match=r"a\.jsonl:1: .*'content' or 'txt'.*body, id"):
+        read(tmp_path / "*", ("content", "txt"))
+
+
 BAD = {
     "latin.txt": (b"one\n\nna\xefve", "byte 7"),
     "empty.txt": (b"", "empty"),
@@ -60,8 +90,14 @@ BAD = {
     "number.jsonl": (b'{"text": 3}', ":1: "),
     "broken.jsonl": (b'{"text": "a"}\n\n{"text"', ":3: not JSON"),
     "no.jsonl.zst": (b"plain text", "cannot be read"),
-    "table.csv": (b"a,b", "not a .txt"),
-    "a.parquet.gz": (b"", "not a .txt"),
+    "table.csv": (b"a,b\n1,2", "no column 'text'"),
+    "cells.tsv": (b"id\ttext\n1\tone\n2", ":3: 1 columns"),
+    "quotes.csv": (b'id,text\n1,"one', ":2: not CSV"),
+    "a.parquet.gz": (gzip.compress(b"PAR1\0"), "not a text file"),
+    "a.zip": (b"PK\x03\x04\0\0", "not a text file"),
+    "latin.train": (b"na\xefve", "not a text file"),
+    "records.train": (b'{"text": "one"}\n', "not a text file"),
+    "cut.train.gz": (gzip.compress(bytes(range(256)) * 50)[:60], "cannot be read"),
 }
 
 
