@@ -53,9 +53,33 @@ def parts(source: str, corpus: Corpus) -> list[list[Piece]]:
         return [[Piece(source, index, count)] for index in range(count)]
     if source == "installed_docs":
         source = f"files:{installed_docs.text_file(corpus)}"
+    return _parts_of_files(source.removeprefix("files:"))
+
+
+def heldout_parts(corpus: Corpus) -> list[list[Piece]]:
+    """Returns the parts of `Corpus.heldout_files`, [] without this setting."""
+    return _parts_of_files(corpus.heldout_files) if corpus.heldout_files else []
+
+
+def check_heldout_files(corpus: Corpus):
+    """Raises ConfigError if a file of `Corpus.heldout_files` is also one of the sources."""
+    if not corpus.heldout_files:
+        return
+    heldout = {os.path.realpath(file.path) for file in readers.list_files(corpus.heldout_files)}
+    for source in corpus.rates:
+        if source.startswith("files:"):
+            for file in readers.list_files(source.removeprefix("files:")):
+                if os.path.realpath(file.path) in heldout:
+                    raise ConfigError(
+                        f"{file.path}: in {source} and in Corpus.heldout_files="
+                        f"{corpus.heldout_files!r}; narrow one of the globs"
+                    )
+
+
+def _parts_of_files(pattern: str) -> list[list[Piece]]:
     result: list[list[Piece]] = []
     free = 0
-    for file in readers.list_files(source.removeprefix("files:")):
+    for file in readers.list_files(pattern):
         for piece in _cut(file):
             size = file.size if piece.end is None else piece.end - piece.start
             if not result or size > free:

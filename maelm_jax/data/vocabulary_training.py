@@ -39,11 +39,12 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
             (VERSION, sentencepiece.__version__),
             (settings.size, settings.cased, settings.sample_megabytes),
             sorted(corpus.rates.items()),
-            (corpus.text_field, corpus.heldout_fraction),
+            (corpus.text_field, corpus.heldout_share),
         ]
     )
     pointer = f"vocabulary-{request}"
     try:
+        sources.check_heldout_files(corpus)
         rates = sources.rates(corpus)
         text = rows.digest([sources.identity(source, corpus) for source in rates])
         path = rows.path_of(corpus, f"{pointer}-{text}.model")
@@ -139,7 +140,7 @@ class _Reading:
 
     def _excerpts(self, piece: sources.Piece) -> typing.Iterator[str]:
         for text in sources.readable_documents([piece], self._corpus):
-            if not sources.is_heldout(text, self._corpus.heldout_fraction):
+            if not sources.is_heldout(text, self._corpus.heldout_share):
                 yield from excerpts(text)
 
 
