@@ -213,6 +213,11 @@ class Corpus(Settings):
         "Field, column or feature that holds the document (docs/data.md). Of several names, the "
         "first that a file or record has.",
     )
+    documents: dict[Text, Positive | Text] = setting(
+        dict,
+        "What a document is, by source: so many consecutive rows of a table (a number), or the "
+        "consecutive rows with one value in a column (its name). Else each row is one.",
+    )
     task_modules: tuple[Text, ...] = setting((), "Python modules that register `seqio:` names.")
     sequence_length: int = setting(512, "Length of a row.", "tokens", ge=8)
     heldout_fraction: float | None = setting(
@@ -234,6 +239,12 @@ class Corpus(Settings):
     def check(self):
         self.require(len(self.sources) > 0, "sources must name at least one source")
         self.require(len(self.listed("text_field")) > 0, "text_field must name a field")
+        known = {*self.rates, f"files:{self.heldout_files}"}
+        for source in self.documents:
+            is_known = source in known or source.startswith("seqio:")  # a member of a Mixture
+            self.require(
+                is_known, f"documents: {source!r} is none of {', '.join(sorted(self.rates))}"
+            )
         self.require(
             self.heldout_files is None or self.heldout_fraction is None,
             f"heldout_files and heldout_fraction={self.heldout_fraction} both name held-out text. "

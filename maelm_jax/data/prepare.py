@@ -163,6 +163,8 @@ def open_record(record: dict, corpus: Corpus) -> Prepared:
         if files:
             reasons = "; ".join(files.values())
             log.warning("%s: %d files were left out: %s", source, len(files), reasons)
+        if manifest["empty"]:
+            log.warning("%s: %d rows without text were left out", source, manifest["empty"])
         if not manifest["splits"]["train"]["rows"]:
             first = next(iter(files.values()), "the source is too short")
             raise ConfigError(f"{source}: no text left to train on; {first}")
@@ -172,7 +174,9 @@ def open_record(record: dict, corpus: Corpus) -> Prepared:
 def hash_settings(corpus: Corpus, vocabulary: Vocabulary) -> str:
     """Returns a hash of the settings that the rows of a corpus depend on."""
     heldout = [corpus.heldout_files] if corpus.heldout_files else []
-    return rows.digest([_settings(corpus, vocabulary), sorted(corpus.rates.items()), *heldout])
+    documents = [sorted(corpus.documents.items())] if corpus.documents else []
+    settings = [_settings(corpus, vocabulary), sorted(corpus.rates.items()), *heldout, *documents]
+    return rows.digest(settings)
 
 
 def _settings(corpus: Corpus, vocabulary: Vocabulary) -> list:
@@ -194,7 +198,8 @@ def store_names(corpus: Corpus, vocabulary: Vocabulary) -> dict[str, str]:
     sources.check_heldout_files(corpus)
     for source in sources.rates(corpus):
         words = re.sub(r"[^A-Za-z0-9]+", "_", source).strip("_")[-60:]
-        settings = rows.digest([source, _settings(corpus, vocabulary)])
+        document = [corpus.documents[source]] if source in corpus.documents else []
+        settings = rows.digest([source, _settings(corpus, vocabulary), *document])
         names[source] = f"{words}-{settings}-{_identity(source, corpus)}"
     return names
 
@@ -203,7 +208,9 @@ def _identity(source: str, corpus: Corpus) -> str:
     """Returns a hash of what identifies the text of a store."""
     text = sources.identity(source, corpus)
     if _has_heldout_files(source, corpus):
-        return rows.digest([text, sources.identity(f"files:{corpus.heldout_files}", corpus)])
+        heldout = f"files:{corpus.heldout_files}"
+        document = corpus.documents.get(heldout, 1)
+        return rows.digest([text, sources.identity(heldout, corpus), document])
     return text
 
 
@@ -338,7 +345,8 @@ def _write_part(
             counts[split]["tokens"] += int((array != plan.vocabulary.pad).sum())
             write(f"{split}/{len(archive.filelist)}", array.astype(plan.dtype).tobytes())
 
-        documents = sources.documents_of_part(pieces, corpus)
+        empty = [0]
+        documents = sources.documents_of_part(pieces, corpus, empty)
         for texts in _in_batches(documents):
             chosen: dict[str, list[str]] = {split: [] for split in rows.SPLITS}
             for text in texts:
@@ -353,7 +361,7 @@ def _write_part(
         for split, packer in packers.items():
             write_rows(split, packer.finish())
             counts[split]["segments"] = packer.segments
-        content = {"counts": counts, "left_out": bad_files}
+        content = {"counts": counts, "left_out": bad_files, "empty": empty[0]}
         write("counts.json", json.dumps(content).encode())
 
 
@@ -406,12 +414,14 @@ def _join(folder: pathlib.Path, store: pathlib.Path):
     paths = [_part_path(folder, number) for number in range(len(plan.parts))]
     counts = {split: collections.Counter(dict.fromkeys(rows.COUNTS, 0)) for split in rows.SPLITS}
     left_out: dict[str, str] = {}
+    empty = 0
     for path in paths:
         with _opened_part(path) as archive:
             content = json.loads(archive.read("counts.json"))
         for split in rows.SPLITS:
             counts[split].update(content["counts"][split])
         left_out |= content["left_out"]
+        empty += content["empty"]
 
     def blocks(split: str) -> typing.Iterator[np.ndarray]:
         for path in paths:
@@ -422,7 +432,7 @@ def _join(folder: pathlib.Path, store: pathlib.Path):
                         yield ids.reshape(-1, plan.corpus.sequence_length)
 
     joined = folder / "joined"
-    rows.write(joined, blocks, counts, plan.corpus.sequence_length, plan.dtype, left_out)
+    rows.write(joined, blocks, counts, plan.corpus.sequence_length, plan.dtype, left_out, empty)
     shutil.rmtree(store, ignore_errors=True)  # a copy that was interrupted: it has no manifest
     joined.rename(store)  # a store is whole or absent
     storage.flush_folder(store.parent)

@@ -57,6 +57,13 @@ class BadFile(ConfigError):
         return type(self), (self.path, str(self).removeprefix(self.path))
 
 
+class TextRow(typing.NamedTuple):
+    """A row of a table, a record, or a document of a text file."""
+
+    text: str
+    value: typing.Any  # of the column that tells documents apart, if one was named
+
+
 class File(typing.NamedTuple):
     """A file, and what tells a state of it from another without reading it."""
 
@@ -303,9 +310,21 @@ def documents(
         BadFile: The file cannot be read. The message names the file and the position.
         RunError: The file cannot be read at the moment.
     """
+    fields = (fields,) if isinstance(fields, str) else fields
+    return (row.text for row in rows(path, fields, None, start, end))
+
+
+def rows(
+    path: str,
+    fields: typing.Sequence[str],
+    column: str | None = None,
+    start: int = 0,
+    end: int | None = None,
+) -> typing.Iterator[TextRow]:
+    """Reads the rows of one file, as `documents` does, with the values of a column."""
     reader, bounds = READERS.get(_suffix(path), _paragraph_documents), (start, end) if end else ()
     with _naming(path):
-        yield from reader(path, (fields,) if isinstance(fields, str) else fields, *bounds)
+        yield from reader(path, fields, column, *bounds)
 
 
 def _first_of(fields: typing.Sequence[str], known: typing.Container[str]) -> str | None:
@@ -423,7 +442,11 @@ def decode(line: bytes, path: str, offset: int) -> str:
 
 
 def _paragraph_documents(
-    path: str, fields: typing.Sequence[str], start: int = 0, end: int | None = None
+    path: str,
+    fields: typing.Sequence[str],
+    column: str | None,
+    start: int = 0,
+    end: int | None = None,
 ):
     """Reads a text file: a paragraph on each line, a blank line between documents.
 
@@ -431,6 +454,8 @@ def _paragraph_documents(
     line at `end` or after it.
     """
     del fields
+    if column is not None:
+        raise BadFile(path, f": a text file has no column {column!r}; correct Corpus.documents")
     paragraphs: list[str] = []
     is_inside = start == 0
     for offset, line in lines(path, start):
@@ -442,17 +467,21 @@ def _paragraph_documents(
                 paragraphs.append(text)
             continue
         if paragraphs:
-            yield "\n".join(paragraphs)
+            yield TextRow("\n".join(paragraphs), None)
             paragraphs = []
         if end is not None and offset >= end:
             return
         is_inside = True
     if paragraphs:
-        yield "\n".join(paragraphs)
+        yield TextRow("\n".join(paragraphs), None)
 
 
 def _json_documents(
-    path: str, fields: typing.Sequence[str], start: int = 0, end: int | None = None
+    path: str,
+    fields: typing.Sequence[str],
+    column: str | None,
+    start: int = 0,
+    end: int | None = None,
 ):
     """Reads a .jsonl file: a record on each line."""
     for offset, line in lines(path, start):
@@ -476,8 +505,11 @@ def _json_documents(
                 f":{_line_number(path, offset)}: no text field {_listed(fields)} in the record "
                 f"({kind[:200]}); set Corpus.text_field, to several names if files differ",
             )
+        if column is not None:
+            _check_boundary(path, list(record), column)
         # JSON can hold a lone surrogate, which is not valid text.
-        yield (record[field] or "").encode("utf-8", "replace").decode("utf-8")
+        cleaned = (record[field] or "").encode("utf-8", "replace").decode("utf-8")
+        yield TextRow(cleaned, record.get(column))
 
 
 def table_cells(path: str) -> typing.Iterator[tuple[int, list[str]]]:
@@ -512,12 +544,14 @@ def table_cells(path: str) -> typing.Iterator[tuple[int, list[str]]]:
         ) from error
 
 
-def _cell_documents(path: str, columns: typing.Sequence[str]):
+def _cell_documents(path: str, columns: typing.Sequence[str], column: str | None):
     """Reads a .csv or .tsv file: a document in each row, below a header."""
     rows = table_cells(path)
     _, header = next(rows, (0, []))
     header = [name.strip() for name in header]
     index = header.index(_column(path, header, columns))
+    if column is not None:
+        _check_boundary(path, header, column)
     for number, cells in rows:
         if cells == [""] and len(header) > 1:
             continue  # an empty line
@@ -527,7 +561,16 @@ def _cell_documents(path: str, columns: typing.Sequence[str]):
                 f":{number}: {len(cells)} columns, the header has {len(header)}. Is a cell "
                 "missing, or are cells in quotes? Only a .csv file may quote them",
             )
-        yield cells[index]
+        yield TextRow(cells[index], column and cells[header.index(column)])
+
+
+def _check_boundary(path: str, names: typing.Sequence[str], column: str):
+    """Raises BadFile if a table lacks the column that tells its documents apart."""
+    if column not in names:
+        raise BadFile(
+            path,
+            f": no column {column!r} (it has {', '.join(names)[:200]}); correct Corpus.documents",
+        )
 
 
 def _column(path: str, names: typing.Sequence[str], columns: typing.Sequence[str]) -> str:
@@ -564,16 +607,17 @@ def load_module(name: str):
         raise Unavailable(f"{name} is missing ({error}); pip install 'maelm_jax[data]'") from error
 
 
-def _parquet_documents(path: str, columns: typing.Sequence[str]):
+def _parquet_documents(path: str, columns: typing.Sequence[str], boundary: str | None):
     parquet = load_module("pyarrow.parquet")
     with _open(path) as file:
         table = parquet.ParquetFile(file)
-        column = _text_column(path, table.schema_arrow, columns)
-        for batch in table.iter_batches(TABLE_ROWS, columns=[column], use_threads=False):
-            yield from _texts(batch.column(0))
+        column = _text_column(path, table.schema_arrow, columns, boundary)
+        chosen = list(filter(None, {column, boundary}))
+        for batch in table.iter_batches(TABLE_ROWS, columns=chosen, use_threads=False):
+            yield from _text_rows(batch, column, boundary)
 
 
-def _arrow_documents(path: str, columns: typing.Sequence[str]):
+def _arrow_documents(path: str, columns: typing.Sequence[str], boundary: str | None):
     """Reads an .arrow file: a stream or a file of Arrow's IPC format."""
     ipc = load_module("pyarrow.ipc")
     with _open(path) as file:
@@ -589,14 +633,16 @@ def _arrow_documents(path: str, columns: typing.Sequence[str]):
             batches = map(reader.get_batch, range(reader.num_record_batches))
         else:
             reader = batches = ipc.open_stream(file)
-        column = _text_column(path, reader.schema, columns)
+        column = _text_column(path, reader.schema, columns, boundary)
         for batch in batches:
-            yield from _texts(batch.column(column))
+            yield from _text_rows(batch, column, boundary)
 
 
-def _text_column(path: str, schema, columns: typing.Sequence[str]) -> str:
+def _text_column(path: str, schema, columns: typing.Sequence[str], boundary: str | None) -> str:
     """Returns the column of text of a table. Raises BadFile unless it is there and of text."""
     column = _column(path, schema.names, columns)
+    if boundary is not None:
+        _check_boundary(path, schema.names, boundary)
     kind = schema.field(column).type
     if load_module("pyarrow.types").is_dictionary(kind):
         kind = kind.value_type
@@ -605,9 +651,12 @@ def _text_column(path: str, schema, columns: typing.Sequence[str]) -> str:
     return column
 
 
-def _texts(column) -> typing.Iterator[str]:
-    """Yields the texts of a part of a column. A missing text is an empty document."""
-    return (text or "" for text in column.to_pylist())
+def _text_rows(batch, column: str, boundary: str | None) -> typing.Iterator[TextRow]:
+    """Yields the rows of a part of a table. A missing text is empty."""
+    texts = batch.column(column).to_pylist()
+    values = batch.column(boundary).to_pylist() if boundary else [None] * len(texts)
+    for text, value in zip(texts, values, strict=True):
+        yield TextRow(text or "", value)
 
 
 @contextlib.contextmanager
@@ -626,7 +675,7 @@ def _local_copy(path: str) -> typing.Iterator[str]:
         yield copy.name
 
 
-def _example_documents(path: str, fields: typing.Sequence[str]):
+def _example_documents(path: str, fields: typing.Sequence[str], column: str | None):
     """Reads a TFRecord or ArrayRecord file, whose records are tf.train.Examples."""
     parse = load_module("tensorflow").train.Example.FromString
     is_empty = True
@@ -640,7 +689,10 @@ def _example_documents(path: str, fields: typing.Sequence[str]):
                 raise BadFile(
                     path, f": feature {feature!r} does not hold one text; set Corpus.text_field"
                 )
-            yield values[0].decode("utf-8")
+            if column is not None:
+                _check_boundary(path, sorted(features), column)
+            value = column and features[column].SerializeToString()
+            yield TextRow(values[0].decode("utf-8"), value)
     if is_empty:
         raise BadFile(path, ": holds no record; remove it, or fetch it again")
 

@@ -40,6 +40,7 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
             (settings.size, settings.cased, settings.sample_megabytes),
             sorted(corpus.rates.items()),
             (corpus.text_field, corpus.heldout_share),
+            sorted(corpus.documents.items()),
         ]
     )
     pointer = f"vocabulary-{request}"

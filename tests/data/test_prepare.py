@@ -83,11 +83,12 @@ def test_what_determines_the_rows_is_in_their_name(corpus, vocabulary, small_voc
     def names(vocabulary=vocabulary, **change):
         return tuple(prepare.store_names(dataclasses.replace(corpus, **change), vocabulary).values())
 
-    changes = ({"sequence_length": 32}, {"heldout_fraction": 0.2}, {"text_field": "body"})
+    files = f"files:{corpus.text_files}"
+    changes = ({"sequence_length": 32}, {"heldout_fraction": 0.2}, {"text_field": "body"}, {"documents": {files: 2}})
     found = {names(), names(small_vocabulary), *(names(**change) for change in changes)}
     assert names(processes=2, skip_bad_files=True) == names()
     os.utime(tmp_path / "a.txt", (1, 1))
-    assert len(found | {names()}) == 6
+    assert len(found | {names()}) == 7
 
 
 def test_too_little_text_is_an_error(vocabulary, tmp_path):
@@ -141,6 +142,15 @@ def test_heldout_text_that_is_not_clear_is_named(vocabulary, tmp_path):
         prepare.prepare(config.Corpus(text_files=files, heldout_files=f"{tmp_path}/dev/0*", **settings), vocabulary)
     with pytest.raises(config.ConfigError, match="6 documents in 6 files; .*blank line.*Corpus.heldout_fraction"):
         prepare.prepare(config.Corpus(text_files=files, heldout_fraction=0.0001, **settings), vocabulary)
+
+
+def test_rows_without_text_are_counted(vocabulary, tmp_path, caplog):
+    records = [{"text": f"Document {number} of a few words."} for number in range(40)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*records, {"text": None}, {"text": " "}]))
+    (tmp_path / "b.csv").write_text("id,text\n1,\n2,two\n")
+    corpus = config.Corpus(text_files=f"{tmp_path}/*.*", heldout_fraction=0.2, rows_dir=str(tmp_path / "rows"), processes=1)
+    prepare.prepare(corpus, vocabulary)
+    assert "3 rows without text" in caplog.text
 
 
 # ---- drivers

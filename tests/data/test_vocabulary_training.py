@@ -85,14 +85,14 @@ def test_a_small_corpus_is_read_as_a_whole(tmp_path, sizes):
 @pytest.mark.parametrize("sizes", [[4000], [20] * 200, [1000] * 4, [1] * 100 + [3900]])
 def test_of_a_large_corpus_a_bounded_share_is_read_of_many_places(tmp_path, monkeypatch, sizes):
     monkeypatch.setattr(sources, "PART_BYTES", 5000)
-    original, read = readers.documents, collections.Counter()
+    original, read = readers.rows, collections.Counter()
 
-    def documents(path, field, start, end):
-        for text in original(path, field, start, end):
+    def rows(path, fields, column, start, end):
+        for row in original(path, fields, column, start, end):
             read[path, start] += 1
-            yield text
+            yield row
 
-    monkeypatch.setattr(readers, "documents", documents)
+    monkeypatch.setattr(readers, "rows", rows)
     megabytes = CHARACTERS / 1e6 / 40
     chosen = sample(write(tmp_path, sizes), megabytes)
     assert 0.9 * megabytes < sum(map(len, chosen)) / 1e6 <= megabytes
