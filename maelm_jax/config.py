@@ -218,14 +218,26 @@ class Corpus(Settings):
     text_files: Text | None = setting(
         None, "Glob of text files (docs/data.md). It replaces `sources`."
     )
-    text_field: Text = setting(
+    text_field: Text | tuple[Text, ...] = setting(
         "text",
-        "Field, column or feature that holds the document (docs/data.md).",
+        "Field, column or feature that holds the document (docs/data.md). Of several names, the "
+        "first that a file or record has.",
+    )
+    documents: dict[Text, Positive | Text] = setting(
+        dict,
+        "What a document is, by source: so many consecutive rows of a table (a number), or the "
+        "consecutive rows with one value in a column (its name). Else each row is one.",
     )
     task_modules: tuple[Text, ...] = setting((), "Python modules that register `seqio:` names.")
     sequence_length: int = setting(512, "Length of a row.", "tokens", ge=8)
-    heldout_fraction: float = setting(
-        0.005, "Share of documents kept for evaluation.", gt=0, lt=0.5
+    heldout_fraction: float | None = setting(
+        None,
+        "Share of documents kept for evaluation. None: 0.005, or none with `heldout_files`.",
+        gt=0,
+        lt=0.5,
+    )
+    heldout_files: Text | None = setting(
+        None, "Glob of text files for evaluation, instead of a share of the documents."
     )
     skip_bad_files: bool = setting(False, "True leaves out files that cannot be read.", free=True)
     rows_dir: Text = setting("rows", "Folder of prepared rows, shared by runs.", free=True)
@@ -236,12 +248,31 @@ class Corpus(Settings):
 
     def check(self):
         self.require(len(self.sources) > 0, "sources must name at least one source")
+        self.require(len(self.listed("text_field")) > 0, "text_field must name a field")
+        known = {*self.rates, f"files:{self.heldout_files}"}
+        for source in self.documents:
+            is_known = source in known or source.startswith("seqio:")  # a member of a Mixture
+            self.require(
+                is_known, f"documents: {source!r} is none of {', '.join(sorted(self.rates))}"
+            )
+        self.require(
+            self.heldout_files is None or self.heldout_fraction is None,
+            f"heldout_files and heldout_fraction={self.heldout_fraction} both name held-out text. "
+            "Set one of them to None",
+        )
         for source in self.sources:
             kind, _, name = source.partition(":")
             named = kind in ("files", "tfds", "seqio") and name != ""
             known = source == "installed_docs" or named
             kinds = "installed_docs, files:GLOB, tfds:NAME, seqio:NAME"
             self.require(known, f"sources: {source!r} is none of {kinds}")
+
+    @property
+    def heldout_share(self) -> float:
+        """Share of the documents of the sources that are kept for evaluation."""
+        if self.heldout_files is not None:
+            return 0.0
+        return 0.005 if self.heldout_fraction is None else self.heldout_fraction
 
     @property
     def rates(self) -> dict[str, float]:

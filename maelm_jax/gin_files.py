@@ -197,7 +197,7 @@ def read_older_names(text: str) -> str:
     fraction = float(older.pop("Masking.encoder_mask_fraction", 0.0))
     if older.pop("Model.causal", "False") == "True":
         name = "causal"
-    elif older["Model.decoder_layers"] == "0":
+    elif older.get("Model.decoder_layers") == "0":
         name = "mlm"
     else:
         name = "between" if fraction else "mae_lm"

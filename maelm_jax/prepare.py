@@ -22,6 +22,8 @@ import logging
 from maelm_jax import cli, config, tables
 from maelm_jax.data import beam_runner, prepare, rows, vocabulary_training
 
+SHORT = 8  # documents are short if so many of them fit into a row
+
 
 def main(argv: list[str]) -> int:
     """Prepares the rows and prints their statistics."""
@@ -62,6 +64,8 @@ def main(argv: list[str]) -> int:
         f"rows of {corpus.sequence_length} ids"
     )
     print(table(prepared.stores))
+    for line in short_documents(prepared.stores):
+        print(line)
     return 0
 
 
@@ -98,12 +102,33 @@ def check_division(args: argparse.Namespace):
 
 def table(stores: dict[str, dict[str, rows.Rows]]) -> str:
     """Returns the statistics of each source and split, as an aligned table."""
-    lines = [
-        (source, split, *(f"{store.statistics[name]:,}" for name in rows.COUNTS))
-        for source, splits in stores.items()
-        for split, store in splits.items()
-    ]
-    return tables.plain(("source", "split", *rows.COUNTS), lines, left=2)
+    lines = []
+    for source, splits in stores.items():
+        for split, store in splits.items():
+            counts = store.statistics
+            means = (
+                counts["tokens"] / max(counts["documents"], 1),
+                counts["segments"] / max(counts["rows"], 1),
+            )
+            cells = [f"{counts[name]:,}" for name in rows.COUNTS]
+            lines.append((source, split, *cells, *(f"{mean:,.1f}" for mean in means)))
+    header = ("source", "split", *rows.COUNTS, "tokens/document", "segments/row")
+    return tables.plain(header, lines, left=2)
+
+
+def short_documents(stores: dict[str, dict[str, rows.Rows]]) -> list[str]:
+    """Returns a warning for each source whose documents are much shorter than a row."""
+    lines = []
+    for source, splits in stores.items():
+        counts, length = splits["train"].statistics, splits["train"].length
+        tokens = counts["tokens"] / max(counts["documents"], 1)
+        if tokens * SHORT < length:
+            lines.append(
+                f"warning: {source}: documents of {tokens:.0f} tokens in rows of {length}, and "
+                "attention stays in a document. If each is a sentence of a longer text, set "
+                f"Corpus.documents={{{source!r}: N}} (rows a document) or name a column of it"
+            )
+    return lines
 
 
 def command():

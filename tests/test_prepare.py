@@ -35,6 +35,7 @@ def test_an_array_job_leaves_out_a_bad_file_and_says_so(text, tmp_path):
         f"--gin.TEXT_FILES={tmp_path}/text/*",
         f"--gin.Corpus.rows_dir={tmp_path}/rows",
         "--gin.Corpus.processes=1",
+        "--gin.Corpus.heldout_fraction=0.4",
         f"--gin.Vocabulary.file={next(text.glob('rows/vocabulary-*.model'))}",
     ]
     done = call("prepare", *argv)
@@ -53,6 +54,7 @@ def test_rows_of_a_continued_run_have_the_ids_of_its_encoder(text, tmp_path, cap
         f"--gin.TEXT_FILES={text}/*.txt",
         f"--gin.Corpus.rows_dir={tmp_path}",
         "--gin.Corpus.processes=1",
+        "--gin.Corpus.heldout_fraction=0.1",
     ]
     assert prepare.main([*argv, f"--gin.Run.init_from={PRETRAINED}"]) == 0
     assert vocabularies.load(PRETRAINED).fingerprint[:12] in capsys.readouterr().out
@@ -71,3 +73,25 @@ def test_rows_for_a_run_have_the_ids_of_its_vocabulary(text, tmp_path, capsys):
     trained.save(run / "vocabulary")
     assert prepare.main([f"--workdir={run}"]) == 0
     assert trained.fingerprint[:12] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("documents", "is_told"), [({}, True), ({"rows.jsonl": 40}, False)])
+def test_short_documents_in_long_rows_are_told(text, tmp_path, documents, is_told):
+    lines = ['{"text": "One of the sentences."}\n' for _ in range(400)]
+    (tmp_path / "rows.jsonl").write_text("".join(line.replace("One", f"Number {number}") for number, line in enumerate(lines)))
+    documents = {f"files:{tmp_path}/{name}": rule for name, rule in documents.items()}
+    done = call(
+        "prepare",
+        "--gin_file=tiny.gin",
+        f"--gin.TEXT_FILES={tmp_path}/rows.jsonl",
+        f"--gin.Corpus.rows_dir={tmp_path}/rows",
+        f"--gin.Corpus.documents={documents}",
+        "--gin.SEQUENCE_LENGTH=256",
+        "--gin.Encoder.max_positions=256",
+        "--gin.Corpus.processes=1",
+        "--gin.Corpus.heldout_fraction=0.3",
+        f"--gin.Vocabulary.file={next(text.glob('rows/vocabulary-*.model'))}",
+    )
+    assert done.status == 0, done.stderr
+    assert ("Corpus.documents" in done.stdout) == is_told
+    assert "tokens/document" in done.stdout

@@ -29,7 +29,7 @@ import tqdm
 
 from maelm_jax import storage
 from maelm_jax.config import ConfigError, Corpus, RunError
-from maelm_jax.data import packing, rows, sources, vocabularies, workers
+from maelm_jax.data import packing, readers, rows, sources, vocabularies, workers
 from maelm_jax.data.readers import BadFile, Unavailable
 from maelm_jax.data.vocabularies import Vocabulary
 
@@ -114,8 +114,28 @@ def prepare(
         },
     }
     prepared = open_record(record, corpus)
+    _require_heldout(prepared, corpus)
     rows.remember(corpus, f"rows-{record['request']}", record)
     return prepared
+
+
+def _require_heldout(prepared: Prepared, corpus: Corpus):
+    """Raises ConfigError if no row is held out. Warns of sources without one."""
+    without = [source for source, held in prepared.split("heldout").items() if not len(held)]
+    if len(without) < len(prepared.stores):
+        if without and not corpus.heldout_files:
+            log.warning("no document of %s is held out for evaluation", ", ".join(without))
+        return
+    if corpus.heldout_files:
+        raise ConfigError(f"Corpus.heldout_files={corpus.heldout_files!r}: no text in these files")
+    documents = sum(train.statistics["documents"] for train in prepared.split("train").values())
+    patterns = [source[6:] for source in prepared.stores if source.startswith("files:")]
+    files = sum(len(readers.list_files(pattern)) for pattern in patterns)
+    of_files = f" in {files:,} files; a document ends at a blank line" if patterns else ""
+    raise ConfigError(
+        f"none of the text is held out for evaluation: {documents:,} documents{of_files}. Name "
+        f"Corpus.heldout_files, or raise Corpus.heldout_fraction={corpus.heldout_share:g}"
+    )
 
 
 def find(corpus: Corpus, vocabulary: Vocabulary) -> Prepared | None:
@@ -143,6 +163,8 @@ def open_record(record: dict, corpus: Corpus) -> Prepared:
         if files:
             reasons = "; ".join(files.values())
             log.warning("%s: %d files were left out: %s", source, len(files), reasons)
+        if manifest["empty"]:
+            log.warning("%s: %d rows without text were left out", source, manifest["empty"])
         if not manifest["splits"]["train"]["rows"]:
             first = next(iter(files.values()), "the source is too short")
             raise ConfigError(f"{source}: no text left to train on; {first}")
@@ -151,7 +173,10 @@ def open_record(record: dict, corpus: Corpus) -> Prepared:
 
 def hash_settings(corpus: Corpus, vocabulary: Vocabulary) -> str:
     """Returns a hash of the settings that the rows of a corpus depend on."""
-    return rows.digest([_settings(corpus, vocabulary), sorted(corpus.rates.items())])
+    heldout = [corpus.heldout_files] if corpus.heldout_files else []
+    documents = [sorted(corpus.documents.items())] if corpus.documents else []
+    settings = [_settings(corpus, vocabulary), sorted(corpus.rates.items()), *heldout, *documents]
+    return rows.digest(settings)
 
 
 def _settings(corpus: Corpus, vocabulary: Vocabulary) -> list:
@@ -159,7 +184,7 @@ def _settings(corpus: Corpus, vocabulary: Vocabulary) -> list:
         VERSION,
         vocabulary.fingerprint,
         corpus.sequence_length,
-        corpus.heldout_fraction,
+        corpus.heldout_share,
         corpus.text_field,
     ]
 
@@ -170,11 +195,28 @@ def store_names(corpus: Corpus, vocabulary: Vocabulary) -> dict[str, str]:
     Raises Unavailable if a source is not on this machine.
     """
     names = {}
+    sources.check_heldout_files(corpus)
     for source in sources.rates(corpus):
         words = re.sub(r"[^A-Za-z0-9]+", "_", source).strip("_")[-60:]
-        settings = rows.digest([source, _settings(corpus, vocabulary)])
-        names[source] = f"{words}-{settings}-{sources.identity(source, corpus)}"
+        document = [corpus.documents[source]] if source in corpus.documents else []
+        settings = rows.digest([source, _settings(corpus, vocabulary), *document])
+        names[source] = f"{words}-{settings}-{_identity(source, corpus)}"
     return names
+
+
+def _identity(source: str, corpus: Corpus) -> str:
+    """Returns a hash of what identifies the text of a store."""
+    text = sources.identity(source, corpus)
+    if _has_heldout_files(source, corpus):
+        heldout = f"files:{corpus.heldout_files}"
+        document = corpus.documents.get(heldout, 1)
+        return rows.digest([text, sources.identity(heldout, corpus), document])
+    return text
+
+
+def _has_heldout_files(source: str, corpus: Corpus) -> bool:
+    """Returns whether the store of a source holds the rows of `Corpus.heldout_files`."""
+    return corpus.heldout_files is not None and source == next(iter(sources.rates(corpus)))
 
 
 def has_store(corpus: Corpus, name: str) -> bool:
@@ -218,6 +260,7 @@ class _Plan(typing.NamedTuple):
     source: str
     corpus: Corpus
     parts: list[list[sources.Piece]]
+    heldout_parts: int  # the last of the parts: those of Corpus.heldout_files
     vocabulary: Vocabulary
 
     @property
@@ -242,10 +285,12 @@ def _part_path(folder: pathlib.Path, number: int) -> pathlib.Path:
 def _write_plan(folder: pathlib.Path, source: str, corpus: Corpus, vocabulary: Vocabulary):
     """Writes what every part of a source is made of, for the processes that make them."""
     vocabulary.save(folder)
+    heldout = sources.heldout_parts(corpus) if _has_heldout_files(source, corpus) else []
     plan = {
         "source": source,
         "corpus": dataclasses.asdict(corpus),
-        "parts": sources.parts(source, corpus),
+        "parts": [*sources.parts(source, corpus), *heldout],
+        "heldout_parts": len(heldout),
     }
     storage.write(folder / PLAN, json.dumps(plan))
     _read_plan.cache_clear()
@@ -256,7 +301,8 @@ def _read_plan(folder: pathlib.Path) -> _Plan:
     plan = storage.read_json(folder / PLAN)
     parts = [[sources.Piece(*piece) for piece in part] for part in plan["parts"]]
     vocabulary = vocabularies.load(folder)
-    return _Plan(plan["source"], Corpus(**plan["corpus"]), parts, vocabulary)
+    corpus = Corpus(**plan["corpus"])
+    return _Plan(plan["source"], corpus, parts, plan["heldout_parts"], vocabulary)
 
 
 def make_part(folder: pathlib.Path, number: int):
@@ -270,7 +316,8 @@ def make_part(folder: pathlib.Path, number: int):
         pieces = [piece for piece in plan.parts[number] if piece.name not in bad_files]
         try:
             with storage.atomic_file(path) as file:
-                _write_part(file, pieces, plan, bad_files)
+                is_heldout = number >= len(plan.parts) - plan.heldout_parts
+                _write_part(file, pieces, plan, bad_files, is_heldout)
         except BadFile as error:  # found after a part of it was written: begin again without it
             if not plan.corpus.skip_bad_files:
                 raise
@@ -278,7 +325,11 @@ def make_part(folder: pathlib.Path, number: int):
 
 
 def _write_part(
-    file: typing.BinaryIO, pieces: list[sources.Piece], plan: _Plan, bad_files: dict[str, str]
+    file: typing.BinaryIO,
+    pieces: list[sources.Piece],
+    plan: _Plan,
+    bad_files: dict[str, str],
+    all_heldout: bool,
 ):
     """Writes a part: a zip file, which has a checksum of each entry.
 
@@ -299,11 +350,12 @@ def _write_part(
             counts[split]["tokens"] += int((array != plan.vocabulary.pad).sum())
             write(f"{split}/{len(archive.filelist)}", array.astype(plan.dtype).tobytes())
 
-        documents = sources.documents_of_part(pieces, corpus)
+        empty = [0]
+        documents = sources.documents_of_part(pieces, corpus, empty)
         for texts in _in_batches(documents):
             chosen: dict[str, list[str]] = {split: [] for split in rows.SPLITS}
             for text in texts:
-                is_heldout = sources.is_heldout(text, corpus.heldout_fraction)
+                is_heldout = all_heldout or sources.is_heldout(text, corpus.heldout_share)
                 chosen["heldout" if is_heldout else "train"].append(text)
             for split, split_texts in chosen.items():
                 for document in packing.tokenise(split_texts, plan.vocabulary):
@@ -314,7 +366,7 @@ def _write_part(
         for split, packer in packers.items():
             write_rows(split, packer.finish())
             counts[split]["segments"] = packer.segments
-        content = {"counts": counts, "left_out": bad_files}
+        content = {"counts": counts, "left_out": bad_files, "empty": empty[0]}
         write("counts.json", json.dumps(content).encode())
 
 
@@ -358,7 +410,7 @@ def _join(folder: pathlib.Path, store: pathlib.Path):
         RunError: A part is damaged. It is removed, and made again by the next start.
     """
     plan = _read_plan(folder)
-    if not store.name.endswith(f"-{sources.identity(plan.source, plan.corpus)}"):
+    if not store.name.endswith(f"-{_identity(plan.source, plan.corpus)}"):
         shutil.rmtree(folder)
         raise ConfigError(
             f"{plan.source}: the text changed while it was read; "
@@ -367,12 +419,14 @@ def _join(folder: pathlib.Path, store: pathlib.Path):
     paths = [_part_path(folder, number) for number in range(len(plan.parts))]
     counts = {split: collections.Counter(dict.fromkeys(rows.COUNTS, 0)) for split in rows.SPLITS}
     left_out: dict[str, str] = {}
+    empty = 0
     for path in paths:
         with _opened_part(path) as archive:
             content = json.loads(archive.read("counts.json"))
         for split in rows.SPLITS:
             counts[split].update(content["counts"][split])
         left_out |= content["left_out"]
+        empty += content["empty"]
 
     def blocks(split: str) -> typing.Iterator[np.ndarray]:
         for path in paths:
@@ -383,7 +437,7 @@ def _join(folder: pathlib.Path, store: pathlib.Path):
                         yield ids.reshape(-1, plan.corpus.sequence_length)
 
     joined = folder / "joined"
-    rows.write(joined, blocks, counts, plan.corpus.sequence_length, plan.dtype, left_out)
+    rows.write(joined, blocks, counts, plan.corpus.sequence_length, plan.dtype, left_out, empty)
     shutil.rmtree(store, ignore_errors=True)  # a copy that was interrupted: it has no manifest
     joined.rename(store)  # a store is whole or absent
     storage.flush_folder(store.parent)

@@ -117,7 +117,7 @@ def _kvstore(path: str) -> str | dict:
 
 
 def read_manifest(store: str) -> dict:
-    """Reads the manifest of a store: `fingerprint`, `splits` and `left_out`."""
+    """Reads the manifest of a store: `fingerprint`, `splits`, `left_out` and `empty`."""
     path = f"{store}/{MANIFEST}"
     try:
         content = storage.read_bytes(path)
@@ -127,7 +127,8 @@ def read_manifest(store: str) -> dict:
         ) from error
     with storage.reading(path, "remove the folder and run python -m maelm_jax.prepare again"):
         manifest = json.loads(content)
-        return {key: manifest[key] for key in ("fingerprint", "splits", "left_out")}
+        result = {key: manifest[key] for key in ("fingerprint", "splits", "left_out")}
+        return result | {"empty": manifest.get("empty", 0)}
 
 
 def open_stores(stores: dict[str, str]) -> dict[str, dict[str, Rows]]:
@@ -162,6 +163,7 @@ def write(
     length: int,
     dtype: np.dtype,
     left_out: dict[str, str],
+    empty: int = 0,
 ):
     """Writes a store.
 
@@ -172,6 +174,7 @@ def write(
         length: Ids in a row.
         dtype: The type of ids.
         left_out: {file: why it was left out}, for `store.json`.
+        empty: Number of rows of the source without text, for `store.json`.
 
     Raises:
         RunError: The disk is full, or cannot be written to.
@@ -193,6 +196,7 @@ def write(
         "length": length,
         "splits": counts,
         "left_out": left_out,
+        "empty": empty,
     }
     storage.write(folder / MANIFEST, json.dumps(manifest, indent=1))
 

@@ -24,6 +24,7 @@ class Piece(typing.NamedTuple):
     name: str  # a file, or the source itself if it is a dataset
     start: int  # first byte; of a dataset: the number of its shard
     end: int | None  # end of the bytes, None for all; of a dataset: how many shards it has
+    document: int | str = 1  # consecutive rows of a document, or the column that tells them apart
 
 
 def rates(corpus: Corpus) -> dict[str, float]:
@@ -48,20 +49,48 @@ def parts(source: str, corpus: Corpus) -> list[list[Piece]]:
     The text of `installed_docs` is extracted once and kept. Raises Unavailable if the source is not
     on this machine.
     """
+    document = corpus.documents.get(source, 1)
     if seqio_tasks.is_dataset(source):
         count = seqio_tasks.shard_count(source, corpus)
-        return [[Piece(source, index, count)] for index in range(count)]
+        return [[Piece(source, index, count, document)] for index in range(count)]
     if source == "installed_docs":
         source = f"files:{installed_docs.text_file(corpus)}"
+    return _parts_of_files(source.removeprefix("files:"), document)
+
+
+def heldout_parts(corpus: Corpus) -> list[list[Piece]]:
+    """Returns the parts of `Corpus.heldout_files`, [] without this setting."""
+    if not corpus.heldout_files:
+        return []
+    document = corpus.documents.get(f"files:{corpus.heldout_files}", 1)
+    return _parts_of_files(corpus.heldout_files, document)
+
+
+def check_heldout_files(corpus: Corpus):
+    """Raises ConfigError if a file of `Corpus.heldout_files` is also one of the sources."""
+    if not corpus.heldout_files:
+        return
+    heldout = {os.path.realpath(file.path) for file in readers.list_files(corpus.heldout_files)}
+    for source in corpus.rates:
+        if source.startswith("files:"):
+            for file in readers.list_files(source.removeprefix("files:")):
+                if os.path.realpath(file.path) in heldout:
+                    raise ConfigError(
+                        f"{file.path}: in {source} and in Corpus.heldout_files="
+                        f"{corpus.heldout_files!r}; narrow one of the globs"
+                    )
+
+
+def _parts_of_files(pattern: str, document: int | str) -> list[list[Piece]]:
     result: list[list[Piece]] = []
     free = 0
-    for file in readers.list_files(source.removeprefix("files:")):
+    for file in readers.list_files(pattern):
         for piece in _cut(file):
             size = file.size if piece.end is None else piece.end - piece.start
             if not result or size > free:
                 result.append([])
                 free = PART_BYTES
-            result[-1].append(piece)
+            result[-1].append(piece._replace(document=document))
             free -= size
     return result
 
@@ -75,17 +104,47 @@ def _cut(file: readers.File) -> list[Piece]:
     return [Piece(file.path, start, end) for start, end in itertools.pairwise(bounds)]
 
 
-def documents_of_part(part: typing.Iterable[Piece], corpus: Corpus) -> typing.Iterator[str]:
-    """Reads the documents of a part in order. Raises BadFile if a file cannot be read."""
-    for name, start, end in part:
-        if seqio_tasks.is_dataset(name):
-            texts = seqio_tasks.texts(name, corpus, start, end)
-        else:
-            texts = readers.documents(name, corpus.text_field, start, end)
-        for text in texts:
-            document = "\n".join(line for line in map(str.strip, text.split("\n")) if line)
-            if document:
-                yield document
+def documents_of_part(
+    part: typing.Iterable[Piece], corpus: Corpus, empty: list[int] | None = None
+) -> typing.Iterator[str]:
+    """Reads the documents of a part in order.
+
+    A document does not go on in another piece. Adds to `empty[0]` the rows without text. Raises
+    BadFile if a file cannot be read.
+    """
+    for piece in part:
+        lines: list[str] = []
+        rows, last = 0, None
+        for text, value in _rows_of(piece, corpus):
+            row = [line for line in map(str.strip, text.split("\n")) if line]
+            if not row:
+                if empty is not None:
+                    empty[0] += 1
+                continue
+            if lines and value != last:  # the values are None where no column is named
+                yield "\n".join(lines)
+                lines = []
+            lines += row
+            rows, last = rows + 1, value
+            if rows == piece.document:
+                yield "\n".join(lines)
+                lines, rows = [], 0
+        if lines:
+            yield "\n".join(lines)
+
+
+def _rows_of(piece: Piece, corpus: Corpus) -> typing.Iterator[readers.TextRow]:
+    column = piece.document if isinstance(piece.document, str) else None
+    if not seqio_tasks.is_dataset(piece.name):
+        fields = corpus.listed("text_field")
+        yield from readers.rows(piece.name, fields, column, piece.start, piece.end)
+        return
+    if column is not None:
+        raise ConfigError(
+            f"Corpus.documents: {piece.name} has no columns here. Give a number of rows"
+        )
+    for text in seqio_tasks.texts(piece.name, corpus, piece.start, piece.end):
+        yield readers.TextRow(text, None)
 
 
 def readable_documents(part: typing.Iterable[Piece], corpus: Corpus) -> typing.Iterator[str]:

@@ -1,5 +1,6 @@
 """Trains a SentencePiece vocabulary on a sample of a corpus, once for each corpus and settings."""
 
+import contextlib
 import heapq
 import io
 import itertools
@@ -15,10 +16,11 @@ from maelm_jax import config, storage
 from maelm_jax.data import rows, sources, vocabularies, workers
 from maelm_jax.data.readers import Unavailable
 
-VERSION = 2  # of the way vocabularies are trained; their names depend on it
+VERSION = 3  # of the way vocabularies are trained; their names depend on it
 TIMES_READ = 8  # text read, as a multiple of the sample
 PARTS_READ = 64  # a large corpus is read from the beginnings of about so many parts
-LINE_CHARACTERS = 1 << 14  # at most 64 KiB of UTF-8, the limit of SentencePiece's trainer
+LONGER = 8  # times as much is read of each part, if the beginnings are too short
+EXCERPT_CHARACTERS = 1 << 14  # of a document; at most 64 KiB, the limit of SentencePiece's trainer
 ASCII = "".join(chr(code) for code in range(33, 127))  # pieces of every trained vocabulary
 log = logging.getLogger(__name__)
 
@@ -37,24 +39,39 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
             (VERSION, sentencepiece.__version__),
             (settings.size, settings.cased, settings.sample_megabytes),
             sorted(corpus.rates.items()),
-            (corpus.text_field, corpus.heldout_fraction),
+            (corpus.text_field, corpus.heldout_share),
+            sorted(corpus.documents.items()),
         ]
     )
     pointer = f"vocabulary-{request}"
     try:
+        sources.check_heldout_files(corpus)
         rates = sources.rates(corpus)
         text = rows.digest([sources.identity(source, corpus) for source in rates])
         path = rows.path_of(corpus, f"{pointer}-{text}.model")
         if not storage.exists(path):
             rows.require_local(corpus)
-            with storage.locked(f"{path}.lock", "trains the same vocabulary"):
+            with _temporary_lock(pathlib.Path(f"{path}.lock")):
                 if not os.path.exists(path):
                     storage.write(path, _train_on(corpus, rates, settings).content)
-            pathlib.Path(f"{path}.lock").unlink(missing_ok=True)
     except Unavailable as error:
         path = rows.path_of(corpus, rows.recall_instead(corpus, pointer, error))
     rows.remember(corpus, pointer, os.path.basename(path))
     return vocabularies.load(path)
+
+
+@contextlib.contextmanager
+def _temporary_lock(path: pathlib.Path) -> typing.Iterator[None]:
+    """Context manager that holds a lock and removes its file. A folder made for it goes too."""
+    is_new = not path.parent.exists()
+    try:
+        with storage.locked(path, "trains the same vocabulary"):
+            yield
+    finally:
+        path.unlink(missing_ok=True)
+        if is_new:
+            with contextlib.suppress(OSError):  # it is not empty
+                path.parent.rmdir()
 
 
 def _train_on(
@@ -74,24 +91,74 @@ def sample(source: str, corpus: config.Corpus, megabytes: float) -> list[str]:
     """Picks a sample of the documents of a source that are not held out.
 
     The parts of the source are read in an order that depends on their number alone, until
-    TIMES_READ times the size of the sample is read. Of each part at most a share of that is read.
-    The sample is picked from it by hash. A megabyte is 10**6 characters. Raises ConfigError if the
-    source cannot be read.
+    TIMES_READ times the size of the sample is read. Of each part at most a share of that is read,
+    divided among its files. Long documents are cut into excerpts, of which the sample is picked by
+    hash. A megabyte is 10**6 characters. Raises ConfigError if the source cannot be read.
     """
     parts = sources.parts(source, corpus)
     limit = int(TIMES_READ * megabytes * 1e6)
-    # A tenth more than is needed on average.
-    most = 1.1 * limit / (1 - corpus.heldout_fraction) / min(len(parts), PARTS_READ)
+    most = limit / min(len(parts), PARTS_READ)
     order = sorted(range(len(parts)), key=lambda number: sources.text_hash(str(number)))
+    while True:
+        reading = _Reading(corpus)
+        picked = pick(
+            _first(
+                (text for number in order for text in reading.of_part(parts[number], most)), limit
+            ),
+            megabytes,
+        )
+        # A document that is longer than a part is read with the part in which it begins.
+        if not reading.left_text or reading.characters >= megabytes * 1e6:
+            return picked
+        most *= LONGER
 
-    def texts() -> typing.Iterator[str]:
-        for number in order:
-            yield from _first(sources.readable_documents(parts[number], corpus), most)
 
-    training_texts = (
-        text for text in texts() if not sources.is_heldout(text, corpus.heldout_fraction)
-    )
-    return pick(_first(training_texts, limit), megabytes)
+class _Reading:
+    """Reads excerpts of the documents that are not held out.
+
+    Attributes:
+        characters: How many characters were read.
+        left_text: Whether the end of a file was not read.
+    """
+
+    def __init__(self, corpus: config.Corpus):
+        self._corpus = corpus
+        self.characters = 0
+        self.left_text = False
+
+    def of_part(self, part: list[sources.Piece], most: float) -> typing.Iterator[str]:
+        """Yields about `most` characters of a part, from the beginnings of all its files."""
+        end = self.characters + most
+        for number, piece in enumerate(part):
+            share = (end - self.characters) / (len(part) - number)
+            end_of_piece = self.characters + share
+            for excerpt in self._excerpts(piece):
+                if self.characters >= end_of_piece:
+                    self.left_text = True
+                    break
+                self.characters += len(excerpt)
+                yield excerpt
+
+    def _excerpts(self, piece: sources.Piece) -> typing.Iterator[str]:
+        for text in sources.readable_documents([piece], self._corpus):
+            if not sources.is_heldout(text, self._corpus.heldout_share):
+                yield from excerpts(text)
+
+
+def excerpts(text: str) -> typing.Iterator[str]:
+    """Cuts a document into whole lines of at most EXCERPT_CHARACTERS together, or parts of one."""
+    lines: list[str] = []
+    size = 0
+    for line in text.split("\n"):
+        for start in range(0, len(line), EXCERPT_CHARACTERS):
+            part = line[start : start + EXCERPT_CHARACTERS]
+            if lines and size + len(part) >= EXCERPT_CHARACTERS:
+                yield "\n".join(lines)
+                lines, size = [], 0
+            lines.append(part)
+            size += len(part) + 1
+    if lines:
+        yield "\n".join(lines)
 
 
 def _first(texts: typing.Iterable[str], characters: float) -> typing.Iterator[str]:
@@ -137,10 +204,10 @@ def train(
         ConfigError: There is no text, or `settings.size` does not fit it.
     """
     lines = [
-        line[start : start + LINE_CHARACTERS]
+        line
         for text in pick(texts, settings.sample_megabytes)
-        for line in text.split("\n")
-        for start in range(0, len(line), LINE_CHARACTERS)
+        for excerpt in excerpts(text)
+        for line in excerpt.split("\n")
         if not line.isspace()
     ]
     if not lines:

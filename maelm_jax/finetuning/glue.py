@@ -128,7 +128,7 @@ def completed(settings: config.Finetune) -> config.Finetune:
                 "labels with CustomTask.labels, or give CustomTask.score_range=(LOWEST, HIGHEST) "
                 "if they are scores"
             )
-        custom = dataclasses.replace(custom, labels=tuple(sorted(names)))
+        custom = dataclasses.replace(custom, labels=labelled_data.sort_labels(names))
     return dataclasses.replace(settings, custom=custom)
 
 

@@ -1,26 +1,27 @@
-"""Reads labelled data: tables (tab-separated, .csv, .jsonl), and records of TFDS.
+"""Reads labelled data: tables (tab-separated, .csv, .jsonl, .parquet), and records of TFDS.
 
-Each file can be packed (data/readers.py).
+Each file but .parquet can be packed (data/readers.py).
 """
 
 import collections.abc
-import csv
 import json
 import os
 import pathlib
+import re
 import typing
 
 from maelm_jax import config, storage
 from maelm_jax.data import readers
 
 JSON_LINES = (".jsonl", ".ndjson")
-LONGEST_CELL = 2**31 - 1  # characters
+PARQUET = ".parquet"
+WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(\.0*)?")  # pandas writes 1.0 in a column with a gap
 
 
 class Row(typing.NamedTuple):
     """One row of a table."""
 
-    location: str  # FILE:LINE of its last line, for messages
+    location: str  # FILE:LINE of its last line, for messages; of .parquet the number of the row
     values: dict[str, typing.Any]  # by column: text, or a value of JSON
 
     def text(self, column: str) -> str:
@@ -52,6 +53,7 @@ def read(
 
     - .csv: cells between commas, quotes as in RFC 4180. A cell can have several lines.
     - .jsonl and .ndjson: an object on each line, its fields are the columns.
+    - .parquet: its columns of text, numbers, booleans and lists.
     - any other: cells between tabs. Quotes are taken literally.
 
     Args:
@@ -69,6 +71,10 @@ def read(
     path = str(path)
     if _ending(path) in JSON_LINES:
         return _read_json_lines(path)
+    if _ending(path) == PARQUET:
+        rows = _read_parquet(path)
+        _check_header(path, list(rows[0].values), needed)
+        return rows
     lines = _cells(path)
     header, rows = _read_header(lines), []
     if headless and not set(needed) <= set(header):
@@ -93,11 +99,24 @@ def read(
     return rows
 
 
+def sort_labels(names: collections.abc.Iterable[str]) -> tuple[str, ...]:
+    """Returns the different labels in order: as numbers if all are whole numbers, else as text.
+
+    So class i of a model is the label i, where the labels are 0, 1, 2, ...
+    """
+    different = sorted(set(names))
+    if all(map(WHOLE_NUMBER.fullmatch, different)):
+        different.sort(key=float)
+    return tuple(different)
+
+
 def columns_of(path: str | os.PathLike) -> list[str]:
     """Returns the columns of a table: its header, or the fields of its first object."""
     path = str(path)
     if _ending(path) in JSON_LINES:
         return list(_read_json_lines(path)[0].values)
+    if _ending(path) == PARQUET:
+        return list(_read_parquet(path)[0].values)
     return _read_header(_cells(path))
 
 
@@ -124,26 +143,7 @@ def _cells(path: str) -> typing.Iterator[tuple[int, list[str]]]:
         raise config.ConfigError(
             f"{path}: a .json file is no table. Write one object on each line, and name it .jsonl"
         )
-    if _ending(path) != ".csv":
-        yield from (
-            (number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1)
-        )
-        return
-    csv.field_size_limit(LONGEST_CELL)
-    reader = csv.reader(
-        (line + "\n" for line in read_lines(path)), strict=True, skipinitialspace=True
-    )
-    begins = 1  # line of the row that is read
-    try:
-        for cells in reader:
-            if cells:  # an empty line is no row
-                yield reader.line_num, cells
-            begins = reader.line_num + 1
-    except csv.Error as error:
-        raise config.ConfigError(
-            f"{path}:{begins}: not CSV from this line on ({error}). Quote a cell with commas or "
-            'quotes as in "a ""word"", and more"'
-        ) from error
+    return readers.table_cells(path)
 
 
 def _read_json_lines(path: str) -> list[Row]:
@@ -170,6 +170,19 @@ def _without_repetitions(pairs: list[tuple[str, typing.Any]]) -> dict[str, typin
         names = [name for name, _ in pairs]
         raise ValueError(f"two fields {next(name for name in names if names.count(name) > 1)!r}")
     return content
+
+
+def _read_parquet(path: str) -> list[Row]:
+    parquet = readers.load_module("pyarrow.parquet")
+    with storage.reading(path):
+        records = parquet.read_table(path, use_threads=False).to_pylist()
+    if not records:
+        raise config.ConfigError(f"{path}: holds no example. Give a file with examples")
+    return [
+        # pandas writes NaN for a missing value.
+        Row(f"{path}:{number}", {key: None if x != x else x for key, x in record.items()})
+        for number, record in enumerate(records, start=1)
+    ]
 
 
 def _check_header(path: str, header: list[str], needed: collections.abc.Sequence[str]):

@@ -85,40 +85,43 @@ class TokenTask(Task):
         train, dev = (
             read_sentences(path, self.settings.conll, True) for path in (train_path, dev_path)
         )
-        self.labels = tuple(sorted({label for sentence in train for label in sentence.labels}))
+        self.labels = labelled_data.sort_labels(
+            label for sentence in train for label in sentence.labels
+        )
         if len(self.labels) < 2:
             raise config.ConfigError(
                 f"{train_path}: every word has the label {self.labels[0]!r}. "
                 "Give a file with two labels or more, or correct Conll.label_column"
             )
-        if unknown := self._unknown_labels(dev):
-            raise config.ConfigError(
-                f"{dev_path}: the label {unknown[0]!r} does not occur in {train_path}, which has "
-                f"{', '.join(self.labels)[:200]}. Correct it, or move a sentence with it to the "
-                "training file"
-            )
+        self._note_unknown_labels(dev_path, dev)
         if not self.has_entities:
             self.notes.append("the labels are not B-X, I-X and O: scored by the accuracy of words")
         return Splits(train, {"": dev})
 
     def read_file(self, path, labelled):
         sentences = read_sentences(path, self.settings.conll, labelled)
-        if unknown := self._unknown_labels(sentences):
-            others = [label for label in unknown if not metrics.is_of_entity(label)]
-            if others and self.has_entities:
-                raise config.ConfigError(
-                    f"{path}: the label {others[0]!r} is not B-X, I-X or O, as those of the run "
-                    "are. Correct it, or Conll.label_column"
-                )
-            self.notes.append(
-                f"{path}: labels that count as missed, for the run has not learned "
-                f"them: {', '.join(unknown)}"
-            )
+        self._note_unknown_labels(path, sentences)
         return sentences
 
-    def _unknown_labels(self, sentences: list[Sentence]) -> list[str]:
+    def _note_unknown_labels(self, path: pathlib.Path | str, sentences: list[Sentence]):
+        """Notes the labels of a scored file that the training file lacks. They count as missed.
+
+        Raises ConfigError if the labels of training are those of entities, and one of these is not.
+        """
         used = {label for sentence in sentences for label in sentence.labels}
-        return sorted(used - set(self.labels))
+        unknown = labelled_data.sort_labels(used - set(self.labels))
+        others = [label for label in unknown if not metrics.is_of_entity(label)]
+        if others and self.has_entities:
+            raise config.ConfigError(
+                f"{path}: the label {others[0]!r} is not B-X, I-X or O, as those of training "
+                "are. Correct it, or Conll.label_column"
+            )
+        if unknown:
+            words = sum(label in unknown for sentence in sentences for label in sentence.labels)
+            self.notes.append(
+                f"{path}: {words} words count as missed, because the training file lacks their "
+                f"labels: {', '.join(unknown)[:200]}"
+            )
 
     @property
     def has_entities(self) -> bool:

@@ -37,6 +37,12 @@ def print_start(
         f"{count:,} parameters; {experiment.run.train_steps:,} steps of {tokens:,} tokens; "
         f"mesh {dict(mesh.shape)}"
     )
+    optimizer, steps = experiment.optimizer, experiment.run.train_steps
+    if optimizer.schedule != "decay" and optimizer.warmup_steps >= steps:
+        print(
+            f"Optimizer.warmup_steps={optimizer.warmup_steps:,} is cut to the {steps:,} steps of "
+            "the run: the learning rate rises to the end and never falls; set a shorter warm-up"
+        )
 
 
 def print_cost(terms: dict[str, float], peak: float | None):

@@ -83,11 +83,12 @@ def test_what_determines_the_rows_is_in_their_name(corpus, vocabulary, small_voc
     def names(vocabulary=vocabulary, **change):
         return tuple(prepare.store_names(dataclasses.replace(corpus, **change), vocabulary).values())
 
-    changes = ({"sequence_length": 32}, {"heldout_fraction": 0.2}, {"text_field": "body"})
+    files = f"files:{corpus.text_files}"
+    changes = ({"sequence_length": 32}, {"heldout_fraction": 0.2}, {"text_field": "body"}, {"documents": {files: 2}})
     found = {names(), names(small_vocabulary), *(names(**change) for change in changes)}
     assert names(processes=2, skip_bad_files=True) == names()
     os.utime(tmp_path / "a.txt", (1, 1))
-    assert len(found | {names()}) == 6
+    assert len(found | {names()}) == 7
 
 
 def test_too_little_text_is_an_error(vocabulary, tmp_path):
@@ -96,6 +97,60 @@ def test_too_little_text_is_an_error(vocabulary, tmp_path):
     for _ in range(2):  # also when the store is there already
         with pytest.raises(config.ConfigError, match="no text left to train on"):
             prepare.prepare(corpus, vocabulary)
+
+
+def write_files(folder, **files) -> dict:
+    """Writes files of documents; returns settings of a corpus without held-out text."""
+    for name, texts in files.items():
+        (folder / name).mkdir(exist_ok=True)
+        for number, text in enumerate(texts):
+            (folder / name / f"{number}.txt").write_text(text)
+    return {"sequence_length": 32, "rows_dir": str(folder / "rows"), "processes": 1}
+
+
+def words_of(table: np.ndarray, vocabulary) -> set[str]:
+    return set(vocabulary.decode(table[table != vocabulary.pad].tolist()).replace("</s>", " ").replace("<s>", " ").split())
+
+
+@pytest.mark.parametrize("tasks", [0, 3])
+def test_heldout_files_are_the_heldout_rows_and_no_others(vocabulary, tmp_path, tasks):
+    texts = {"train": ["one two\n\n" * 100, "three"], "more": ["four five"], "dev": ["six seven", "eight"]}
+    settings = write_files(tmp_path, **texts)
+    corpus = config.Corpus(sources={f"files:{tmp_path}/{name}/*": 1.0 for name in ("train", "more")}, heldout_files=f"{tmp_path}/dev/*", **settings)
+    for task in range(tasks):
+        prepare.make_parts(corpus, vocabulary, task, tasks)
+    prepared = prepare.join(corpus, vocabulary) if tasks else prepare.prepare(corpus, vocabulary)
+    found = {split: set() for split in rows.SPLITS}
+    for split in rows.SPLITS:
+        for store in prepared.split(split).values():
+            found[split] |= words_of(store[np.arange(len(store))], vocabulary)
+    assert {split: " ".join(sorted(words)) for split, words in found.items()} == {"train": "five four one three two", "heldout": "eight seven six"}
+    before = prepare.store_names(corpus, vocabulary)
+    os.utime(tmp_path / "dev" / "0.txt", (1, 1))
+    assert prepare.store_names(corpus, vocabulary) != before
+
+
+def test_heldout_text_that_is_not_clear_is_named(vocabulary, tmp_path):
+    settings = write_files(tmp_path, train=["one two\nthree"] * 6, dev=[" \n"])
+    (tmp_path / "dev" / "link.txt").symlink_to(tmp_path / "train" / "3.txt")
+    files = f"{tmp_path}/train/*"
+    with pytest.raises(config.ConfigError, match="heldout_files and heldout_fraction=0.1"):
+        config.Corpus(text_files=files, heldout_files=files, heldout_fraction=0.1)
+    with pytest.raises(config.ConfigError, match=r"train/3\.txt: .*Corpus\.heldout_files"):
+        prepare.prepare(config.Corpus(text_files=files, heldout_files=f"{tmp_path}/dev/*", **settings), vocabulary)
+    with pytest.raises(config.ConfigError, match="Corpus.heldout_files.*no text"):
+        prepare.prepare(config.Corpus(text_files=files, heldout_files=f"{tmp_path}/dev/0*", **settings), vocabulary)
+    with pytest.raises(config.ConfigError, match="6 documents in 6 files; .*blank line.*Corpus.heldout_fraction"):
+        prepare.prepare(config.Corpus(text_files=files, heldout_fraction=0.0001, **settings), vocabulary)
+
+
+def test_rows_without_text_are_counted(vocabulary, tmp_path, caplog):
+    records = [{"text": f"Document {number} of a few words."} for number in range(40)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*records, {"text": None}, {"text": " "}]))
+    (tmp_path / "b.csv").write_text("id,text\n1,\n2,two\n")
+    corpus = config.Corpus(text_files=f"{tmp_path}/*.*", heldout_fraction=0.2, rows_dir=str(tmp_path / "rows"), processes=1)
+    prepare.prepare(corpus, vocabulary)
+    assert "3 rows without text" in caplog.text
 
 
 # ---- drivers

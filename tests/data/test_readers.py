@@ -51,6 +51,36 @@ def test_ranges_of_a_file_hold_each_document_once_wherever_it_is_cut(tmp_path, n
         assert found == texts, bounds
 
 
+@pytest.mark.parametrize("name", ["a.train", "a.dev", "a.text", "a.TXT", "books", "a.train.gz", "A.TXT.XZ", "a.1"])
+def test_a_file_of_any_name_is_text_if_it_looks_so(tmp_path, name):
+    packing = next((packing for packing in PACK if packing and name.lower().endswith(packing)), "")
+    with PACK[packing](tmp_path / name, "wb") as file:
+        file.write("\n\n".join(TEXTS).encode())
+    assert read(tmp_path / "*") == TEXTS
+    assert readers.can_be_cut(name) == (packing == "")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.CSV.gz", "a.tsv.xz"])
+def test_tables_of_cells_are_text(tmp_path, name):
+    packing = next((packing for packing in PACK if packing and name.lower().endswith(packing)), "")
+    with PACK[packing](tmp_path / name, "wb") as file:
+        if ".csv" in name.lower():
+            file.write('\ufeffid, text\r\n1,"one ""a"", b\nits second line"\r\n\r\n2,\r\n3,two\r\n'.encode())
+        else:
+            file.write(b'id\ttext\n1\t"one\n\n2\t\n3\ttwo\n')
+    assert read(tmp_path / "*") == ['one "a", b\nits second line' if ".csv" in name.lower() else '"one', "two"]
+    assert not readers.can_be_cut(name)
+
+
+def test_files_that_name_their_text_differently_are_read_together(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "one", "id": "1"}\n{"content": "two"}\n')
+    (tmp_path / "b.csv").write_text("title,body\nx,three\n")
+    write_parquet(tmp_path / "c.parquet", table(["four"], "content"))
+    assert read(tmp_path / "*", ("content", "body")) == ["one", "two", "three", "four"]
+    with pytest.raises(readers.BadFile, match=r"a\.jsonl:1: .*'content' or 'txt'.*body, id"):
+        read(tmp_path / "*", ("content", "txt"))
+
+
 BAD = {
     "latin.txt": (b"one\n\nna\xefve", "byte 7"),
     "empty.txt": (b"", "empty"),
@@ -60,8 +90,14 @@ BAD = {
     "number.jsonl": (b'{"text": 3}', ":1: "),
     "broken.jsonl": (b'{"text": "a"}\n\n{"text"', ":3: not JSON"),
     "no.jsonl.zst": (b"plain text", "cannot be read"),
-    "table.csv": (b"a,b", "not a .txt"),
-    "a.parquet.gz": (b"", "not a .txt"),
+    "table.csv": (b"a,b\n1,2", "no column 'text'"),
+    "cells.tsv": (b"id\ttext\n1\tone\n2", ":3: 1 columns"),
+    "quotes.csv": (b'id,text\n1,"one', ":2: not CSV"),
+    "a.parquet.gz": (gzip.compress(b"PAR1\0"), "not a text file"),
+    "a.zip": (b"PK\x03\x04\0\0", "not a text file"),
+    "latin.train": (b"na\xefve", "not a text file"),
+    "records.train": (b'{"text": "one"}\n', "not a text file"),
+    "cut.train.gz": (gzip.compress(bytes(range(256)) * 50)[:60], "cannot be read"),
 }
 
 
@@ -113,6 +149,35 @@ def test_data_of_several_streams_is_read_to_the_end(tmp_path, packing):
         with open(tmp_path / f"a.txt{packing}", "ab") as file:
             file.write((tmp_path / "part").read_bytes())
     assert read(tmp_path / "a.txt*") == TEXTS[:3]
+
+
+XZ = [lzma.compress(f"{text}\n\n".encode()) for text in TEXTS[:3]]
+
+
+@pytest.mark.parametrize("padding", [0, 4, 8, 2_000_000])
+def test_padding_between_streams_of_xz_is_no_end(tmp_path, padding):
+    """https://github.com/python/cpython/issues/88300"""
+    (tmp_path / "a.txt.xz").write_bytes(b"".join(stream + bytes(padding) for stream in XZ))
+    assert read(tmp_path / "a.txt.xz") == TEXTS[:3]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        XZ[0] + bytes([XZ[1][0] ^ 4]) + XZ[1][1:],
+        XZ[0] + XZ[1][:2] + bytes([XZ[1][2] ^ 4]) + XZ[1][3:],
+        XZ[0] + bytes(3) + XZ[1],
+        XZ[0] + bytes(3),
+        bytes(4) + XZ[0],
+        XZ[0] + b"garbage!",
+        XZ[0] + XZ[1][:-1],
+        XZ[0] + XZ[1][:3],
+    ],
+)
+def test_anything_else_after_a_stream_of_xz_is_damage(tmp_path, content):
+    (tmp_path / "a.txt.xz").write_bytes(content)
+    with pytest.raises(readers.BadFile, match=r"a\.txt\.xz"):
+        read(tmp_path / "a.txt.xz")
 
 
 # ---- tables
@@ -274,6 +339,25 @@ def test_a_name_with_brackets_gets_a_hint(tmp_path):
     assert read(tmp_path / "books[[]v1].txt") == ["one"]
     with pytest.raises(readers.Unavailable, match="no text file matches"):
         read(tmp_path / "other*.txt")
+
+
+def test_a_file_that_links_lead_to_is_read_once(tmp_path):
+    books = tmp_path / "books"
+    (books / "old").mkdir(parents=True)
+    for name in ("old/a.txt", "b.txt"):
+        (books / name).write_text(name)
+    (books / "all").symlink_to(books)
+    (books / "old" / "up").symlink_to("..")
+    (books / "c.txt").symlink_to("b.txt")
+    found = [file.path for file in readers.list_files(f"{books}/**/*.txt")]
+    assert found == [f"{books}/b.txt", f"{books}/old/a.txt"]
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    os.mkfifo(tmp_path / "b.txt")  # to read it would wait forever
+    with pytest.raises(config.ConfigError, match=r"b\.txt"):
+        readers.list_files(f"{tmp_path}/*.txt")
 
 
 @pytest.mark.parametrize("pattern", ["**/*.txt", "**/a.txt", "*/*.txt", "*/b/*.txt"])

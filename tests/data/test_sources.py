@@ -1,6 +1,7 @@
 """Sources: how text is divided into parts, what identifies it, which documents are left out."""
 
 import dataclasses
+import json
 import os
 
 import pytest
@@ -35,6 +36,34 @@ def test_a_packed_file_is_not_cut(tmp_path, monkeypatch):
     (tmp_path / "a.txt.gz").write_bytes(bytes(100))
     corpus = config.Corpus(rows_dir=str(tmp_path))
     assert [len(part) for part in sources.parts(f"files:{tmp_path}/*.gz", corpus)] == [1]
+
+
+def test_a_document_can_be_consecutive_rows(tmp_path):
+    """BookCorpus has a sentence in each row."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    books = [7, 7, 7, 9, 9, 7]
+    texts = ["a", " ", "b", "c\n\nd", "e", "f"]
+    parquet.write_table(pa.table({"text": texts, "book": books}), tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, pa.schema({"text": pa.string(), "book": pa.int64()})) as stream:
+        stream.write_table(pa.table({"text": texts, "book": books}), 2)
+    records = [{"text": text, "book": book} for text, book in zip(texts, books, strict=True)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "a.csv").write_text("book,text\n" + "".join(f'{book},"{text}"\n' for text, book in zip(texts, books, strict=True)))
+    for name in ("a.parquet", "a.arrow", "a.jsonl", "a.csv"):
+        source = f"files:{tmp_path}/{name}"
+
+        def read(rule, source=source):
+            corpus = config.Corpus(sources={source: 1.0}, documents={source: rule}, rows_dir=str(tmp_path))
+            return list(sources.documents_of(source, corpus))
+
+        assert read(1) == ["a", "b", "c\nd", "e", "f"]
+        assert read(2) == ["a\nb", "c\nd\ne", "f"]
+        assert read("book") == ["a\nb", "c\nd\ne", "f"]
+        assert read(100) == ["a\nb\nc\nd\ne\nf"]
+        with pytest.raises(readers.BadFile, match=f"{name}.*no column 'chapter'.*book"):
+            read("chapter")
+    with pytest.raises(config.ConfigError, match="documents: 'files:other'"):
+        config.Corpus(documents={"files:other": 2})
 
 
 def test_identity_is_of_names_sizes_and_times_not_of_folders(tmp_path):

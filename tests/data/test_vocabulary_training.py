@@ -85,15 +85,46 @@ def test_a_small_corpus_is_read_as_a_whole(tmp_path, sizes):
 @pytest.mark.parametrize("sizes", [[4000], [20] * 200, [1000] * 4, [1] * 100 + [3900]])
 def test_of_a_large_corpus_a_bounded_share_is_read_of_many_places(tmp_path, monkeypatch, sizes):
     monkeypatch.setattr(sources, "PART_BYTES", 5000)
-    original, read = readers.documents, collections.Counter()
+    original, read = readers.rows, collections.Counter()
 
-    def documents(path, field, start, end):
-        for text in original(path, field, start, end):
+    def rows(path, fields, column, start, end):
+        for row in original(path, fields, column, start, end):
             read[path, start] += 1
-            yield text
+            yield row
 
-    monkeypatch.setattr(readers, "documents", documents)
+    monkeypatch.setattr(readers, "rows", rows)
     megabytes = CHARACTERS / 1e6 / 40
     chosen = sample(write(tmp_path, sizes), megabytes)
     assert 0.9 * megabytes < sum(map(len, chosen)) / 1e6 <= megabytes
     assert 0.2 < sum(read.values()) / len(DOCUMENTS) < 0.3 and len(read) >= 30
+
+
+def write_lines(folder, sizes) -> config.Corpus:
+    """Writes files without a blank line, of so many characters each."""
+    for number, size in enumerate(sizes):
+        text = "".join(f"file{number} Line {line} is of one document.\n" for line in range(size // 35))
+        (folder / f"{number}.txt").write_text(text)
+    return config.Corpus(text_files=f"{folder}/*.txt", heldout_fraction=0.005, rows_dir=str(folder))
+
+
+@pytest.mark.parametrize("sizes", [[3_000_000], [400_000] * 6, [2_000_000, 1_000, 300_000]])
+@pytest.mark.parametrize("part_bytes", [8_000_000, 30_000])
+def test_files_without_blank_lines_give_a_sample_of_its_size_from_each(tmp_path, monkeypatch, sizes, part_bytes):
+    monkeypatch.setattr(sources, "PART_BYTES", part_bytes)
+    chosen = sample(write_lines(tmp_path, sizes), 0.2)
+    assert 150_000 < sum(map(len, chosen)) <= 200_000
+    assert {text.split()[0] for text in chosen} >= {f"file{number}" for number, size in enumerate(sizes) if size > 100_000}
+    whole = "".join((tmp_path / f"{number}.txt").read_text() for number in range(len(sizes)))
+    assert all(f"{text}\n" in whole for text in chosen), "of whole lines"
+
+
+def test_a_text_that_is_refused_leaves_nothing(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "one"}\n')
+    corpus = config.Corpus(text_files=f"{tmp_path}/*.jsonl", rows_dir=str(tmp_path / "rows"))
+    with pytest.raises(readers.BadFile):
+        vocabulary_training.vocabulary_for(config.Vocabulary(size=500), corpus)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+    (tmp_path / "rows").mkdir()
+    with pytest.raises(readers.BadFile):
+        vocabulary_training.vocabulary_for(config.Vocabulary(size=500), corpus)
+    assert list((tmp_path / "rows").iterdir()) == [], "a folder of the user stays"

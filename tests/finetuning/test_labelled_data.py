@@ -192,6 +192,46 @@ def test_tfds(tmp_path, tfds_folder):
 # A file of one's own, with TRAIN_FILE alone.
 
 
+def test_a_parquet_file_is_a_table(tmp_path):
+    """Its numbers are labels as they are in .jsonl, and a missing text is named with its row."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"text": ["a", "b", "c"], "label": [10, 9, 9], "score": [0.5, 1.0, float("nan")], "topics": [["x", "y"], [], ["z"]]}
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    custom = completed(tmp_path / "a.parquet")
+    assert (custom.columns, custom.labels) == (("text",), ("9", "10"))
+    assert [example[:2] for example in read(tmp_path / "a.parquet", glue.spec_of("own", custom))] == [(("a",), 1), (("b",), 0), (("c",), 0)]
+    assert completed(tmp_path / "a.parquet", label="topics", label_separator=",").labels == ("x", "y", "z")
+    scores = glue.spec_of("own", config.CustomTask(columns=("text",), label="score", score_range=(0.0, 1.0)))
+    with pytest.raises(config.ConfigError, match=r"a\.parquet:3: .*'score'"):
+        read(tmp_path / "a.parquet", scores)
+    with pytest.raises(config.ConfigError, match=r"a\.parquet.*no column 'class'.*text, label"):
+        completed(tmp_path / "a.parquet", label="class")
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-50])
+    with pytest.raises(config.ConfigError, match=r"b\.parquet"):
+        completed(tmp_path / "b.parquet")
+
+
+NUMBERS = [str(number) for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("found", "labels"),
+    [
+        (NUMBERS, NUMBERS),
+        (["10", "-1", "9", "0"], ["-1", "0", "9", "10"]),
+        (["10.0", "0.0", "9.0"], ["0.0", "9.0", "10.0"]),
+        (["10", "9", "b"], ["10", "9", "b"]),
+        (["02", "10", "1", "01"], ["01", "1", "02", "10"]),
+    ],
+)
+def test_labels_that_are_whole_numbers_are_classes_in_the_order_of_the_numbers(tmp_path, found, labels):
+    """So the argmax of an exported model is the label."""
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"x,{label}\n" for label in found))
+    assert completed(tmp_path / "a.csv").labels == tuple(labels)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x", "label": [label, found[0]]}) + "\n" for label in found))
+    assert completed(tmp_path / "a.jsonl", label_separator=",").labels == tuple(labels)
+
+
 def completed(path, **custom) -> config.CustomTask:
     settings = config.Finetune(tasks="own", train_file=str(path), custom=config.CustomTask(**custom))
     return glue.completed(settings).custom
