@@ -8,8 +8,10 @@ it runs, one after the other. Trust ratios. What is sent to other devices is lef
 - TPU: the compiler's cycles. The compiler has none for Pallas kernels. Each is compiled alone for a
   static profile, and the larger of the profile's cycles and of its bytes at the memory's speed
   counts.
-- GPU (not the A100): XLA's cost model for fusions; the larger of FLOPs / peak and bytes / bandwidth
-  for matrix products; bytes / bandwidth for cuDNN, copies and others.
+- GPU (not the A100): XLA's cost model for fusions; bytes / bandwidth for copies and others; for
+  matrix products and cuDNN the larger of that and FLOPs / the speed that one H200 reached: products
+  790 TFLOP/s, cuDNN's attention with a bias 138 forward and 105 backward. Without a bias it was not
+  measured: it counts as products, a lower bound.
 --largest=20 also prints the 20 operations that take longest, and the functions they come from.
 """
 
@@ -56,6 +58,9 @@ PARTS = (
     ("all else", "", ""),
 )
 DTYPES = {"bf16": "bfloat16", "f32": "float32", "s32": "int32", "u32": "uint32"}
+# Shares of the data sheet's FLOP/s that one H200 reached (docs/notes/gpu_step.md).
+PRODUCTS_SHARE = 790 / 989
+BIASED_ATTENTION_SHARES = {"forward": 138 / 989, "backward": 105 / 989}
 # Operations of a GPU's program that start no kernel, and collectives.
 NO_KERNEL = re.compile(
     "parameter|constant|tuple|get-tuple-element|bitcast|while|conditional|call|after-all|"
@@ -251,6 +256,9 @@ def gpu_milliseconds(
     inputs = [shapes[name] for name in operands]
     output = re.sub(r"\b[su]8\[\d+\]", "", instruction.output)  # without a library's workspace
     moving = sum(map(sum, map(hlo.array_bytes, (*inputs, output)))) / target.bandwidth
+    peak = PRODUCTS_SHARE * flops.PEAK_FLOPS[target.kind]
+    if "__cudnn$fmha" in line:
+        return 1e3 * max(_attention_seconds(line, inputs[0], target), moving)
     if "__cublas$" not in line:
         return 1e3 * moving
     kind, sizes = re.search(r"([a-z]+\d+)\[([\d,]*)\]", inputs[0]).groups()
@@ -258,8 +266,25 @@ def gpu_milliseconds(
     depth = math.prod(int(sizes.split(",")[int(axis)]) for axis in re.findall(r"\d+", contracted))
     products = depth * math.prod(map(int, re.search(r"\[([\d,]*)\]", output)[1].split(",")))
     # Tensor cores multiply float32 as TF32, at half the rate.
-    peak = flops.PEAK_FLOPS[target.kind] * (0.5 if kind == "f32" else 1.0)
+    if kind == "f32":
+        peak /= 2
     return 1e3 * max(2 * products / peak, moving)
+
+
+def _attention_seconds(line: str, queries: str, target: targets.Target) -> float:
+    """Seconds of a call of cuDNN's attention by its FLOPs: two products forward, five backward.
+
+    `queries` is the text of the queries' shape.
+    """
+    from maelm_jax.training import flops
+
+    direction = "backward" if "Backward" in line else "forward"
+    share = BIASED_ATTENTION_SHARES[direction] if "ScaleBias" in line else PRODUCTS_SHARE
+    scores = re.search(r'intermediate_tensor_shape":.*?"dimensions":\[([^\]]*)\]', line)[1]
+    head_size = int(re.search(r"\[[\d,]*?(\d+)\]", queries)[1])
+    products = 5 if direction == "backward" else 2
+    operations = 2 * products * head_size * math.prod(map(int, re.findall(r"\d+", scores)))
+    return operations / (share * flops.PEAK_FLOPS[target.kind])
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import collections
 import collections.abc
 import dataclasses
 import functools
+import math
 import typing
 
 from maelm_jax import cli, config, storage, tables
@@ -39,6 +40,8 @@ USABLE = 0.99  # share of the memory that the search aims at
 SWEEP_ROWS = (32, 16, 8, 4)  # rows of a microbatch on one device
 SWEEP_FSDP = (1, 8)  # sizes of Mesh.fsdp to try, besides the number of devices
 SECONDS_A_DAY = 86_400
+TILE = (128, 256)  # rows and columns of a product that a multiprocessor of a GPU computes at a time
+FULL_ENOUGH = 0.98  # of the best use of a GPU: more rows count more than the rest
 # Each is wider than its values, so that the lines of a sweep align.
 SWEEP_COLUMNS = (
     "data x fsdp x tensor",
@@ -81,6 +84,8 @@ def main(argv: list[str]) -> int:
             f"largest microbatch that fits: {largest or 'none'} rows a device, in eights above 16 "
             f"(compiled: {', '.join(map(str, sorted(compiled)))})"
         )
+        if largest:
+            print(f"proposed: --gin.Run.accumulate={propose_parts(plan, largest, target)}")
     return 0 if plan.fits is not False else 1
 
 
@@ -220,6 +225,32 @@ def largest_microbatch(
         if rows > 16:
             rows -= rows % 8
     return largest, list(needed)
+
+
+def propose_parts(plan: "Plan", largest: int, target: targets.Target) -> int:
+    """Returns the `Run.accumulate` of the fewest microbatches whose products fill a GPU.
+
+    A product of the encoder's width computes tiles, one on each multiprocessor at a time. Of the
+    microbatches with at most `largest` rows that divide the batch, the largest counts whose last
+    wave of tiles leaves least idle, within FULL_ENOUGH. On other devices it is the largest.
+    """
+    from maelm_jax.model import masking
+
+    experiment = plan.experiment
+    slots = masking.budget(experiment.masking, experiment.corpus.sequence_length).visible
+    rows_a_device = plan.rows * experiment.run.accumulate
+
+    def share_used(rows: int) -> float:
+        if target.multiprocessors is None:
+            return 1.0
+        tiles = math.ceil(rows * slots / TILE[0]) * math.ceil(experiment.model.width / TILE[1])
+        waves = math.ceil(tiles / target.multiprocessors)
+        return tiles / (waves * target.multiprocessors)
+
+    possible = [rows for rows in range(1, largest + 1) if rows_a_device % rows == 0]
+    enough = FULL_ENOUGH * max(map(share_used, possible))
+    rows = max(rows for rows in possible if share_used(rows) >= enough)
+    return rows_a_device // rows
 
 
 def choices(experiment: config.Experiment, devices: int) -> list[config.Experiment]:

@@ -38,6 +38,13 @@ def main(argv: list[str]) -> int:
         action="store_true",
         help="go on with other rows than the run began with",
     )
+    flags.add_argument(
+        "--profile",
+        type=int,
+        default=0,
+        metavar="N",
+        help="trace N steps with JAX's profiler, from the third of this start on",
+    )
     cli.add_process_flags(flags)
     args, experiment = cli.parse(flags, argv)
     if experiment.finetune:
@@ -68,7 +75,7 @@ def main(argv: list[str]) -> int:
             with_vocabulary = found.parent.workdir if found.parent else args.workdir
             return plan.dry_run(found.experiment, with_vocabulary)
         with run_record.locked(args.workdir):
-            run.pretrain(args.workdir, experiment, args.accept_new_data, began)
+            run.pretrain(args.workdir, experiment, args.accept_new_data, began, args.profile)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/compiled_step.py divides a step compiled for a TPU into parts."""
+"""benchmarks/compiled_step.py divides a step compiled for a TPU into parts, and estimates calls of cuDNN."""
 
 import importlib.util
 import os
@@ -8,6 +8,28 @@ import sys
 
 import pytest
 from testing import ROOT
+
+from maelm_jax.planning import hlo, targets
+
+spec = importlib.util.spec_from_file_location("compiled_step", ROOT / "benchmarks" / "compiled_step.py")
+compiled_step = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(compiled_step)
+
+
+@pytest.mark.parametrize(
+    "call,tflops,products",
+    [("ScaleBiasSoftmax", 138, 2), ("ScaleBiasSoftmaxBackward", 105, 5), ("Softmax", 790, 2), ("SoftmaxBackward", 790, 5)],
+)
+def test_attention_of_cudnn_takes_as_long_as_on_the_gpu_that_was_measured(call, tflops, products):
+    rows, heads, slots, size = 32, 12, 4400, 64
+    line = (
+        f"  %call.1 = (bf16[{rows},{heads},{slots},{size}], f32[{rows},{heads},{slots}], u8[0]) custom-call(%q, %k, %v), "
+        f'custom_call_target="__cudnn$fmha{call}", backend_config={{"cudnn_fmha_backend_config":{{"fmha_scale":0.125,'
+        f'"intermediate_tensor_shape":{{"element_type":"BF16","dimensions":["{rows}","{heads}","{slots}","{slots}"]}}}}}}'
+    )
+    shape = f"bf16[{rows},{slots},{heads},{size}]"
+    found = compiled_step.gpu_milliseconds(hlo.Instruction(line, 1, False), targets.parse("h200:1"), dict.fromkeys("qkv", shape))
+    assert found == pytest.approx(1e3 * 2 * products * rows * heads * slots**2 * size / (tflops * 1e12), rel=0.01)
 
 
 @pytest.mark.slow

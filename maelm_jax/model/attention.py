@@ -32,6 +32,11 @@ from maelm_jax.model.positions import (
     rotate,
 )
 
+CUDNN_MOST_VALUES = 128  # of a head
+# What `_append_segments` adds to a head: a multiple of the 16 that a matrix unit sums at once, and
+# a size that makes scores of 64 values at least 256 less.
+SEGMENT_VALUES, SEGMENT_SIZE = 16, 32
+
 
 class ScoreTerms(typing.NamedTuple):
     """What changes the scores of attention: positions and segments."""
@@ -128,11 +133,11 @@ def attend(
             interpret=target.platform != "tpu",
         )
     q_heads, k_heads, v_heads = (x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
-    terms = _merge_mask(terms, q.dtype)
-    bias = terms.mask if terms.bias is None else terms.bias
     if chosen == "cudnn":
-        states = _attend_by_cudnn(q_heads, k_heads, v_heads, bias, target)
+        states = _attend_by_cudnn(q_heads, k_heads, v_heads, terms, target)
     else:
+        terms = _merge_mask(terms, q.dtype)
+        bias = terms.mask if terms.bias is None else terms.bias
         states = _attend_by_xla(q_heads, k_heads, v_heads, bias, dropout_rate, dropout_keys)
     return AttentionOutput(states, terms.carrier)
 
@@ -175,16 +180,15 @@ def prepare_terms(
 ) -> ScoreTerms:
     """Computes once what changes the scores of all layers of a stack.
 
-    The mask becomes a part of the bias, or an array. Only the TPU kernels keep a mask that stands
-    alone as segments: they compare them. All arguments but `terms` are those of `describe_call`.
+    The mask becomes a part of the bias, or an array. The fused backends keep a mask that stands
+    alone as segments. All arguments but `terms` are those of `describe_call`.
     """
     call = describe_call(settings, queries, keys, dropout_rate, terms.bias is not None)
     choice = choose_backend(settings.compute.attention_backend, call, current_target())
-    uses_kernels = choice.backend == "pallas_tpu"
-    if uses_kernels and terms.bias is None:
+    if choice.backend != "xla" and terms.bias is None:
         return terms
     terms = _merge_mask(terms, call.dtype)
-    if not uses_kernels:
+    if choice.backend != "pallas_tpu":
         return terms
     # Without the barrier, XLA adds mask and bias again in each layer, in both passes.
     bias = jax.lax.optimization_barrier(terms.bias)
@@ -279,32 +283,68 @@ def _attend_by_cudnn(
     q: Float[Array, "B T H K"],
     k: Float[Array, "B S H K"],
     v: Float[Array, "B S H K"],
-    bias: Float[Array, "B G T S"] | None,
+    terms: ScoreTerms,
     target: Target,
 ) -> Float[Array, "B T D"]:
     """Calls cuDNN's fused attention.
 
-    Its backward kernel computes a gradient of the bias also where the bias is only a mask.
+    To cuDNN, a boolean mask is a bias too, and jax 0.10 computes its gradient. Where a mask stands
+    alone as segments, they go into the heads instead, if there is room.
     """
-
-    def run(q, k, v, bias):
-        return jax.nn.dot_product_attention(q, k, v, bias, implementation="cudnn")
-
+    head_size = q.shape[3]
     q, k, v = (save_for_backward(x) for x in (q, k, v))
+    mask, bias, is_causal = terms.mask, terms.bias, False
+    if bias is not None:
+        bias, mask = _merge_mask(terms, q.dtype).bias, None
+    elif isinstance(mask, Mask) and head_size + SEGMENT_VALUES <= CUDNN_MOST_VALUES:
+        q, k, v = _append_segments(q, k, v, mask)
+        mask, is_causal = None, mask.causal
+    elif mask is not None:
+        mask = mask.as_booleans() if isinstance(mask, Mask) else mask >= 0
+
+    def run(q, k, v, bias, mask):
+        return jax.nn.dot_product_attention(
+            q, k, v, bias, mask, scale=head_size**-0.5, is_causal=is_causal, implementation="cudnn"
+        )
+
     if target.sharded_rows:
         # XLA cannot partition the call. Inside `shard_map` over all axes it has nothing to do.
-        by_head = PartitionSpec(None, None, "tensor")
-        bias_spec = PartitionSpec(None, "tensor")
-        if bias is None or bias.shape[1] == 1:
-            bias_spec = PartitionSpec()
+        by_head, whole = PartitionSpec(None, None, "tensor"), PartitionSpec()
+        bias_spec = whole if bias is None or bias.shape[1] == 1 else PartitionSpec(None, "tensor")
         run = jax.shard_map(
             run,
-            in_specs=(by_head, by_head, by_head, bias_spec),
+            in_specs=(by_head, by_head, by_head, bias_spec, whole),
             out_specs=by_head,
             axis_names={"tensor"},
             check_vma=False,
         )
-    return run(q, k, v, bias).reshape(*q.shape[:2], -1)
+    return run(q, k, v, bias, mask)[..., :head_size].reshape(*q.shape[:2], -1)
+
+
+def _append_segments(
+    q: Float[Array, "B T H K"], k: Float[Array, "B S H K"], v: Float[Array, "B S H K"], mask: Mask
+) -> tuple[Float[Array, "B T H _"], Float[Array, "B S H _"], Float[Array, "B S H _"]]:
+    """Appends values to each head that hide the keys of other segments, without an array [T, S].
+
+    They are the binary digits of the segment's number, as SEGMENT_SIZE and its negative. In q k^T
+    they add 2 SEGMENT_SIZE^2 less for each digit that differs. The last value makes that 0 for
+    equal segments. All of them are exact in bfloat16. The segment of empty slots is 0, so an empty
+    query, whose result has no meaning, sees the empty keys.
+    """
+    digits = SEGMENT_VALUES - 1
+
+    def append(x, segments, last):
+        bits = (segments[:, :, None] >> jnp.arange(digits)[None, None]) & 1
+        values = (2 * bits - 1) * SEGMENT_SIZE
+        values = jnp.pad(values, ((0, 0), (0, 0), (0, 1)), constant_values=last)
+        values = jnp.broadcast_to(values[:, :, None], (*x.shape[:3], SEGMENT_VALUES))
+        return jnp.concatenate([x, values.astype(x.dtype)], axis=3)
+
+    return (
+        append(q, mask.queries, digits * SEGMENT_SIZE),
+        append(k, mask.keys, -SEGMENT_SIZE),
+        jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, SEGMENT_VALUES))),
+    )
 
 
 def saves_cudnn_outputs(primitive: typing.Any, *_: typing.Any, **__: typing.Any) -> bool:
@@ -369,8 +409,11 @@ def _find_cudnn_obstacle(call: Call, target: Target) -> str | None:
         )
     if call.dtype != jnp.bfloat16:
         return f"the dtype is {call.dtype}, not bfloat16"
-    if call.head_size % 8 or call.head_size > 128:
-        return f"heads have size {call.head_size}, and cuDNN takes multiples of 8 up to 128"
+    if call.head_size % 8 or call.head_size > CUDNN_MOST_VALUES:
+        return (
+            f"heads have size {call.head_size}, and cuDNN takes multiples of 8 up to "
+            f"{CUDNN_MOST_VALUES}"
+        )
     if call.queries % 2 or call.keys % 2:
         return f"{call.queries} queries or {call.keys} keys are not even"
     return None

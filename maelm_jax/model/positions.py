@@ -34,11 +34,15 @@ class Mask(typing.NamedTuple):
 
         The axis of size 1 stands for all heads.
         """
+        return jnp.where(self.as_booleans(), 0.0, MASKED_OUT).astype(dtype)
+
+    def as_booleans(self) -> Bool[Array, "B 1 T S"]:
+        """Returns which keys are seen. The axis of size 1 stands for all heads."""
         same: Bool[Array, "B T S"] = self.queries[:, :, None] == self.keys[:, None, :]
         seen = same & (self.keys > 0)[:, None, :]
         if self.causal:
             seen &= jnp.tri(*seen.shape[1:], dtype=bool)[None]
-        return jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)[:, None]
+        return seen[:, None]
 
 
 def compute_distance_buckets(stack: config.Stack) -> np.ndarray:

@@ -84,6 +84,7 @@ class Target(typing.NamedTuple):
     link: float | None = None  # bytes/s that a device sends within its slice or host
     network: float | None = None  # bytes/s that a device sends to other hosts
     devices_a_host: int = 1  # of GPUs
+    multiprocessors: int | None = None  # of a GPU
 
 
 def parse(name: str) -> Target:
@@ -144,6 +145,7 @@ def _gpu_cluster(name: str, model: str, hosts: int, gpus: int) -> Target:
         link=gpu.nvlink,
         network=gpu.network,
         devices_a_host=gpus,
+        multiprocessors=int(re.search(r"core_count: (\d+)", description)[1]),
     )
 
 

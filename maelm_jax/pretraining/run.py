@@ -19,6 +19,7 @@ from maelm_jax.training import (
     loop,
     metrics,
     optimizers,
+    profiling,
     run_record,
     run_rows,
     sharding,
@@ -26,12 +27,19 @@ from maelm_jax.training import (
 )
 
 
-def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool, began: float):
+def pretrain(
+    workdir: str,
+    experiment: config.Experiment,
+    accept_new_data: bool,
+    began: float,
+    profiled_steps: int = 0,
+):
     """Trains until `Run.train_steps`, on one process or as one of several.
 
     The caller holds the lock of the workdir, which may be in a bucket. Until everything that can be
     wrong input is checked, nothing in the workdir changes but the names of damaged checkpoints.
-    `began` is time.perf_counter() at the start of the command.
+    `began` is time.perf_counter() at the start of the command. `profiled_steps` are traced by
+    JAX's profiler.
 
     Raises:
         ConfigError: Settings, data or a checkpoint do not fit.
@@ -115,8 +123,10 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
         record_start(workdir, experiment, vocabulary, rows, initial.step, starting_point, parent)
     writer = metrics.Writer(workdir, initial.step)
     checkpoints = checkpoint.Checkpoints(workdir, keep_every=experiment.run.keep_every)
+    folder = storage.local_path(workdir) / profiling.FOLDER
+    trace = profiling.StepTrace(folder, initial.step, profiled_steps)
     with loop.closing(writer, checkpoints):
-        loop.run(job, initial.state, initial.step, writer, checkpoints)
+        loop.run(job, initial.state, initial.step, writer, checkpoints, trace)
     # JAX ends the others if they wait for more than SHUTDOWN_SECONDS at their exit.
     with distributed.process_zero_first("result is reported"):
         if not jax.process_index():

@@ -19,7 +19,7 @@ import tqdm
 from jax.experimental import multihost_utils
 
 from maelm_jax import config
-from maelm_jax.training import checkpoint, metrics, optimizers
+from maelm_jax.training import checkpoint, metrics, optimizers, profiling
 
 # Seconds between two drawings of the progress bar, on a terminal and in a file.
 TERMINAL_INTERVAL, FILE_INTERVAL = 0.5, 30.0
@@ -71,14 +71,19 @@ class RunningStep(typing.NamedTuple):
 
 
 def run(
-    job: Job, state: tuple, start: int, writer: metrics.Writer, checkpoints: checkpoint.Checkpoints
+    job: Job,
+    state: tuple,
+    start: int,
+    writer: metrics.Writer,
+    checkpoints: checkpoint.Checkpoints,
+    trace: profiling.StepTrace | None = None,
 ) -> tuple:
     """Trains until `job.run.train_steps` and returns the last state.
 
     The loop reads the metrics of step n while step n + 1 runs, so the device never waits for the
     host. Before an evaluation, a measurement or a checkpoint, the loop waits for the running step.
     Otherwise the step's time would be lost in the pause. `state` is that after `start` steps. The
-    device may still be computing it.
+    device may still be computing it. `trace` profiles some steps.
 
     Raises:
         Diverged: The loss or the gradient is not finite. The state is not saved.
@@ -90,10 +95,18 @@ def run(
     """
     last = job.run.train_steps
     running: RunningStep | None = None
-    with StopSignals() as signals, StepLog(job, start, writer, checkpoints) as log:
+    with (
+        StopSignals() as signals,
+        StepLog(job, start, writer, checkpoints) as log,
+        trace or contextlib.nullcontext(),
+    ):
         for step in range(start + 1, last + 1):
             rate = job.learning_rates[step - 1]
+            if trace:
+                trace.step_begins(step, state)
             state, values = job.train_step(state, job.batch(step - 1), rate)
+            if trace:
+                trace.step_ends(step, state)
             if running is not None:
                 log.write(running.number, log.finish(*running), {})
             running, evaluation = RunningStep(step, values), {}

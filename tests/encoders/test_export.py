@@ -191,8 +191,8 @@ def test_a_card_describes_every_ablation(file, tmp_path, vocabulary):
     found = source.EncoderSource(str(tmp_path), "workdir", settings, None, 48, 0.0, dict, experiment, 12)
     untrained = encoder.Encoder({}, experiment.model, vocabulary, 48)
     text = card.render("huggingface", "name", found, untrained, folders.Written("MPNetModel", 3), True, "x")
-    assert f"masked, by {experiment.objective.objective.objective.objective.objective.masking.unit}." in text
-    assert f"{experiment.objective.objective.objective.objective.objective.masking.random_fraction:.0%} become random tokens" in text
+    assert f"masked, by {experiment.objective.objective.objective.objective.objective.objective.masking.unit}." in text
+    assert f"{experiment.objective.objective.objective.objective.objective.objective.masking.random_fraction:.0%} become random tokens" in text
 
 
 # What is refused.

@@ -1,6 +1,7 @@
 """Local attention in blocks, which backend `auto` takes, and what a training step calls of cuDNN, which runs nowhere here."""
 
 import functools
+import re
 import types
 
 import jax
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 from testing import mesh_of
 
-from maelm_jax import config
+from maelm_jax import config, gin_files
 from maelm_jax.model import attention, ops, positions
 from maelm_jax.model.attention import Call, Target
+from maelm_jax.pretraining import objective
 
 CPU, H100 = Target("cpu", "cpu"), Target("gpu", "NVIDIA H100", has_cudnn=True)
 V5E, V4 = Target("tpu", "TPU v5 lite"), Target("tpu", "TPU v4")
@@ -100,7 +102,7 @@ def cudnn_installed(monkeypatch):
 
 
 @pytest.mark.usefixtures("cudnn_installed")
-@pytest.mark.parametrize("bias_heads,masked,kind", [(4, False, "ScaleBiasSoftmax"), (0, True, "ScaleBiasSoftmax"), (0, False, "Softmax")])
+@pytest.mark.parametrize("bias_heads,masked,kind", [(4, False, "ScaleBiasSoftmax"), (0, True, "Softmax"), (0, False, "Softmax")])
 def test_each_layer_calls_cudnn_once_forward_and_once_backward(bias_heads, masked, kind):
     """One call in the body of each loop over layers: the backward loop keeps the softmax statistics and calls no forward kernel."""
     rows, slots, heads, width = 2, 24, 4, 128
@@ -123,6 +125,46 @@ def test_each_layer_calls_cudnn_once_forward_and_once_backward(bias_heads, maske
     assert text.count(f"@__cudnn$fmha{kind}(") == 1
     assert text.count(f"@__cudnn$fmha{kind}Backward(") == 1
     assert "4x24x24xf32" not in text, "float32 scores"
+
+
+@pytest.mark.usefixtures("cudnn_installed")
+def test_the_step_of_modern_base_gives_cudnn_no_bias_and_takes_no_gradient_of_one(monkeypatch):
+    monkeypatch.setattr(attention, "mesh_target", lambda mesh: H100._replace(sharded_rows=True))
+    experiment = gin_files.load(["modern_base.gin"], ["BATCH_SIZE=2", "Encoder.layers=2", "Decoder.layers=2", "Vocabulary.size=512"])
+    inputs = objective.abstract_step(experiment, mesh_of(1, 1, 1))
+    text = inputs.train_step.trace(*inputs.arguments).lower(lowering_platforms=("cuda",)).as_text()
+    assert set(re.findall(r"@__cudnn\$fmha(\w+)\(", text)) == {"Softmax", "SoftmaxBackward"}
+    assert not re.search(r"\d+x(384x384|512x512)x(bf16|f32)", text), "an array of scores or of a mask"
+
+
+@pytest.mark.parametrize("head_size,causal", [(32, False), (64, True), (128, True), (128, False)])
+def test_masks_given_to_cudnn_hide_what_those_of_xla_hide(monkeypatch, head_size, causal):
+    """JAX's own attention stands in for cuDNN. 128 leaves no room for the segments in a head. Slots 13 to 15 are empty."""
+    calls, heads = [], 2
+    by_jax = jax.nn.dot_product_attention
+
+    def stand_in(*args, implementation, **settings):
+        calls.append((implementation, args[4] is None))
+        return by_jax(*args, implementation="xla", **settings)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    segments = jnp.asarray([[1] * 5 + [2] * 2 + [3] * 6 + [0] * 3, [4] * 12 + [32767] + [0] * 3], jnp.int32)
+    q, k, v, weight = jax.random.normal(jax.random.key(0), (4, 2, 16, heads * head_size)).astype(jnp.bfloat16)
+    weight = jnp.where((segments > 0)[:, :, None], weight, 0)
+
+    def attended(q, k, v, backend):
+        terms = attention.ScoreTerms(mask=positions.Mask(segments, segments, causal))
+        states = attention.attend(q, k, v, heads=heads, terms=terms, backend=backend).states
+        return (states * weight).astype(jnp.float32).sum(), states
+
+    with attention.trace_for(H100), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        ours, theirs = (jax.value_and_grad(attended, argnums=(0, 1, 2), has_aux=True)(q, k, v, backend) for backend in ("cudnn", "xla"))
+    assert calls == [("cudnn", head_size < 128)]
+    seen = (segments > 0)[:, :, None]
+    for a, b in zip((ours[0][1], *ours[1]), (theirs[0][1], *theirs[1]), strict=True):
+        a, b = (jnp.where(seen, x, 0).astype(jnp.float32) for x in (a, b))
+        assert jnp.linalg.norm(a - b) < 0.01 * jnp.linalg.norm(b)
+    assert not ours[1][1][:, 13:].any(), "empty keys receive no gradient"
 
 
 @pytest.mark.usefixtures("cudnn_installed")

@@ -11,7 +11,7 @@ import pytest
 import tqdm
 
 from maelm_jax import config
-from maelm_jax.training import checkpoint, loop, metrics
+from maelm_jax.training import checkpoint, loop, metrics, profiling
 
 STEP, EVALUATION, SAVE = 1.0, 7.0, 3.0  # seconds
 TOKENS, FLOPS, PEAK = 100.0, 6.0, 12.0  # a step, a step, a second
@@ -85,6 +85,7 @@ def train(
     grad_norm=lambda step: 1.0,
     peak=PEAK,
     evaluated=lambda count: None,
+    trace=None,
     **settings,
 ):
     """(lines of steps, saved steps) of a run on the fake device."""
@@ -119,10 +120,20 @@ def train(
     lines = Lines()
     saves = Saves(device, lines)
     try:
-        loop.run(job, State(), start, lines, saves)
+        loop.run(job, State(), start, lines, saves, trace)
     finally:
         train.last = [line for line in lines.lines if "loss" in line], saves.saved
     return train.last
+
+
+@pytest.mark.parametrize("start,steps,traced", [(0, 2, [2, 3]), (3, 4, [5, 6, 7, 8]), (0, 50, [2, 3, 4, 5, 6, 7, 8, 9]), (8, 3, []), (0, 0, [])])
+def test_a_trace_holds_the_steps_asked_for_after_compilation(monkeypatch, tmp_path, start, steps, traced):
+    """Steps are counted from 0. The run ends after step 9."""
+    is_tracing, seen = [], []
+    monkeypatch.setattr(profiling.jax.profiler, "start_trace", is_tracing.append)
+    monkeypatch.setattr(profiling.jax.profiler, "stop_trace", is_tracing.clear)
+    train(monkeypatch, start, watch=lambda number: seen.append(number) if is_tracing else None, trace=profiling.StepTrace(tmp_path, start, steps))
+    assert seen == traced and not is_tracing
 
 
 @pytest.mark.parametrize("log_every", [1, 2, 3])
