@@ -237,13 +237,13 @@ def propose_parts(plan: "Plan", largest: int, target: targets.Target) -> int:
     from maelm_jax.model import masking
 
     experiment = plan.experiment
-    slots = masking.budget(experiment.masking, experiment.corpus.sequence_length).visible
+    slots = masking.budget(experiment.objective, experiment.corpus.sequence_length).visible
     rows_a_device = plan.rows * experiment.run.accumulate
 
     def share_used(rows: int) -> float:
         if target.multiprocessors is None:
             return 1.0
-        tiles = math.ceil(rows * slots / TILE[0]) * math.ceil(experiment.model.width / TILE[1])
+        tiles = math.ceil(rows * slots / TILE[0]) * math.ceil(experiment.encoder.width / TILE[1])
         waves = math.ceil(tiles / target.multiprocessors)
         return tiles / (waves * target.multiprocessors)
 
