@@ -69,7 +69,8 @@ def main(argv: list[str]):
     seconds = take_turns(contenders(experiment, setup, device), args.rounds, args.steps)
     model = experiment.model
     print(
-        f"{training_setup.shape_of(experiment)}, {model.compute.dtype}, dropout {model.dropout.hidden}, "
+        f"{training_setup.shape_of(experiment)}, {model.compute.dtype}, "
+        f"dropout {model.dropout.hidden}, "
         f"attention dropout {model.dropout.attention}, {device}, torch {torch.__version__}, "
         f"{torch.get_num_threads()} threads"
     )

@@ -122,7 +122,8 @@ class Gathered(torch.nn.Module):
         bias = bias.masked_fill(~visible, MASKED_OUT)[:, None]
         if "relative_bias" not in module:
             return bias
-        distance = positions[:, None, :] - positions[:, :, None] + self.model.encoder.max_positions - 1
+        middle = self.model.encoder.max_positions - 1
+        distance = positions[:, None, :] - positions[:, :, None] + middle
         by_pair = module["relative_bias"]["table"][self.bucket[distance]]
         return bias + by_pair.permute(0, 3, 1, 2)
 

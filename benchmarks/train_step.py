@@ -86,7 +86,8 @@ def figures(experiment: config.Experiment, timing: Timing) -> dict[str, str]:
     devices = 1 if jax.default_backend() == "cpu" else jax.device_count()
     matmul_rate = timing.matmul_rate * devices
     return {
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {experiment.compute.dtype}",
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, "
+        f"{experiment.compute.dtype}",
         "shape": training_setup.shape_of(experiment),
         "dropout, attention dropout": f"{dropout.hidden}, {dropout.attention}",
         "step": f"{1e3 * seconds:.1f} ms (median of {len(timing.steps)}; "

@@ -11,7 +11,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from testing import ROOT, call, flatten, model_of
+from testing import ROOT, call, flatten, model_of, objective_of
 
 import maelm_jax
 from maelm_jax import config, export, gin_files
@@ -187,12 +187,14 @@ def test_a_card_says_what_is_known_of_the_training_and_which_output_is_trained(c
 @pytest.mark.parametrize("file", sorted(path.stem for path in (ROOT / "configs" / "ablations").glob("*.gin")))
 def test_a_card_describes_every_ablation(file, tmp_path, vocabulary):
     experiment = gin_files.load(["tiny.gin", f"ablations/{file}.gin"])
-    settings = {name: getattr(experiment.model, name) for name in config.field_names(config.Model, part="encoder")}
-    found = source.EncoderSource(str(tmp_path), "workdir", settings, None, 48, 0.0, dict, experiment, 12)
+    settings = dataclasses.asdict(experiment.encoder)
+    found = source.EncoderSource(
+        str(tmp_path), "workdir", settings, experiment.decoder, experiment.objective, None, 48, dict, experiment=experiment, step=12
+    )
     untrained = encoder.Encoder({}, experiment.model, vocabulary, 48)
     text = card.render("huggingface", "name", found, untrained, folders.Written("MPNetModel", 3), True, "x")
-    assert f"masked, by {experiment.objective.objective.objective.objective.objective.objective.masking.unit}." in text
-    assert f"{experiment.objective.objective.objective.objective.objective.objective.masking.random_fraction:.0%} become random tokens" in text
+    assert f"masked, by {experiment.objective.masking.unit}." in text
+    assert f"{experiment.objective.masking.random_fraction:.0%} become random tokens" in text
 
 
 # What is refused.
@@ -233,17 +235,17 @@ def test_what_a_format_cannot_hold_is_refused_with_the_format_to_use(vocabulary,
 
     modern = gin_files.load(["modern_tiny.gin"]).model
     folders.check_format("huggingface", make_untrained(modern, vocabulary), "run")
-    assert "biases" in refuse_format("huggingface", dataclasses.replace(modern, biases=True))
-    published_model = dataclasses.replace(usual, relative_buckets="reference")
+    assert "biases" in refuse_format("huggingface", model_of(modern, biases=True))
+    published_model = model_of(usual, relative_buckets="reference")
     assert "--format=huggingface" in refuse_format("reference", modern)
     folders.check_format("reference", make_untrained(published_model, vocabulary), "run")
     for change in ({"decoder_causal": True}, {"decoder_attention": "self+cross"}, {"decoder_width": 64}):
-        assert "--format=huggingface" in refuse_format("reference", dataclasses.replace(published_model, **change))
+        assert "--format=huggingface" in refuse_format("reference", model_of(published_model, **change))
     assert "fine-tuned" in refuse_format("reference", published_model, head=family.FineTunedHead(family.QUESTION_ANSWERING))
-    assert "encoder_mask_fraction" in refuse_format("reference", published_model, mask_fraction=0.5)
-    assert "renumber" in refuse_format("reference", published_model, renumber=True)
-    assert "token_types" in refuse_format("reference", dataclasses.replace(published_model, token_types=2))
-    folders.check_format("huggingface", make_untrained(dataclasses.replace(usual, decoder_causal=True), vocabulary), "run")
+    assert "Objective.name" in refuse_format("reference", published_model, objective=config.Objective.between(0.5))
+    assert "renumber" in refuse_format("reference", published_model, objective=objective_of(renumber=True))
+    assert "token_types" in refuse_format("reference", model_of(published_model, token_types=2))
+    folders.check_format("huggingface", make_untrained(model_of(usual, decoder_causal=True), vocabulary), "run")
 
 
 @pytest.mark.parametrize("ids", [(1, 1000, 2, 0, 1001), (0, 1, 2, 3, 4)])
