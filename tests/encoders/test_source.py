@@ -176,7 +176,7 @@ def edited(workdirs, tmp_path):
         folder = tmp_path / "run"
         shutil.copytree(workdirs[name], folder)
         experiment = gin_files.load([str(workdirs[name] / "config.gin")])
-        experiment = dataclasses.replace(experiment, model=model_of(experiment.model, **changes))
+        experiment = experiment.with_model(model_of(experiment.model, **changes))
         (folder / "config.gin").write_text(gin_files.render(experiment))
         return folder
 
