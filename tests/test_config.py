@@ -170,7 +170,7 @@ def test_a_section_is_a_frozen_dataclass_of_strict_types():
     assert pickle.loads(pickle.dumps(model)) == model and hash(model) == hash(config.Encoder(layers=3))
     assert config.Optimizer(weight_decay=0).weight_decay == 0.0 and config.Grid(seeds=[1, 2]).seeds == (1, 2)
     for value in (0, 2.0, "2", True, None, math.nan):
-        with pytest.raises(config.ConfigError, match=r"^Model\.layers[^\n]*$"):
+        with pytest.raises(config.ConfigError, match=r"^Encoder\.layers[^\n]*$"):
             dataclasses.replace(model, layers=value)
 
 

@@ -10,7 +10,7 @@ from maelm_jax.analysis import moments, monitor, ranks
 from maelm_jax.model import keys, maelm
 
 SPECIAL = config.SpecialIds.of_size(100)
-LENGTH, WIDTH, ROWS = LITTLE.max_positions, LITTLE.width, 70
+LENGTH, WIDTH, ROWS = LITTLE.encoder.max_positions, LITTLE.encoder.width, 70
 
 
 def test_the_monitor_measures_what_the_analysis_does():
