@@ -122,7 +122,7 @@ def test_the_settings_to_start_from_are_those_of_every_field_that_nothing_binds(
         (["tiny.gin"], ["TRAIN_STEP=5"], "did you mean TRAIN_STEPS?"),
         (["tiny.gin"], ["BATCH_SIZE=16", "Run.batch_size=8"], "--gin.BATCH_SIZE"),
         (["tiny.gin"], ["Encoder.layer=3"], "did you mean layers?"),
-        (["tiny.gin"], ["Decoder.layers=3"], "Decoder.layers"),
+        (["tiny.gin"], ["Model.decoder_layers=3"], "Decoder.layers"),
         (["tiny.gin", "mlm.gin"], ["Decoder.layers=3"], "no decoder"),
         (["tiny.gin"], ["Modle.layers=3"], "Modle"),
         (["tiny.gin"], ["Encoder.layers=%NOPE"], "NOPE"),

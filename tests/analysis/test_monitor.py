@@ -36,6 +36,6 @@ def test_the_monitor_measures_what_the_analysis_does():
         product = whole["real"].product[layer] + whole["mask"].product[layer]
         assert logged[f"rank_all_{name}"] == ranks.effective_rank(ranks.spectrum(product), 0.9)
     assert any(logged[f"rank_all_{name}"] != logged[f"rank_real_{name}"] for name in ("middle", "last")), logged
-    masking = objective_of(rate=0.5, heldout_rate=objective_of().rate)
+    masking = objective_of(rate=0.5, heldout_rate=0.15)
     assert monitor.RankMonitor(dataclasses.replace(settings, objective=masking), 100, SPECIAL, little_rows(ROWS), mesh)({"encoder": params}) == found
     assert monitor.RankMonitor(settings, 100, SPECIAL, little_rows(ROWS)[:4], mesh)({"encoder": params}) == {}, "too few tokens: no rank"

@@ -1,7 +1,5 @@
 """Heads and their losses: what counts, and where an answer can be."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
