@@ -186,6 +186,8 @@ def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
         inside.append(folder.parent.parent.resolve() / "blobs")
     content = {}
     for file in filter(pathlib.Path.is_file, files):
+        if file.suffix == ".py":  # an export has code of this package only
+            continue
         if not any(file.resolve().is_relative_to(path) for path in inside):
             raise config.ConfigError(
                 f"{file} leads out of {folder}, to {file.resolve()}. An export would copy it: "
@@ -282,7 +284,8 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
     settings = stock.read_settings(content)
     settings |= {"decoder_layers": 0, "decoder_relative_bias": False}
     model, rows = _make_model(settings, str(folder)), content["vocab_size"]
-    decoder = decoder_file.read_settings(folder)
+    decoder = decoder_file.read_settings(folder, content, model.width)
+    whole = _make_model(settings | decoder.model, str(folder)) if decoder else model
 
     def read_tensors():
         pad = (stock.defaults | content)["pad_token_id"]
@@ -295,6 +298,8 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
         if decoder:
             tensors = weight_files.read_safetensors(folder / decoder_file.FILE)
             params |= {path: value.astype(np.float32) for path, value in tensors.items()}
+            shapes = layouts.unpad_shapes(_parameter_shapes(whole, rows), rows)
+            decoder_file.check(folder, content, whole, tensors, shapes)
         return params
 
     return EncoderSource(
