@@ -281,6 +281,15 @@ class MaeLmForMaskedLM(PreTrainedModel):
         state = self.state_dict() if state is None else state
         return {key: x for key, x in state.items() if key.startswith(("decoder.", "head."))}
 
+    def load_state_dict(self, state_dict, strict=True, assign=False):
+        """Refuses the names of the saved encoder, which Trainer reads when it resumes a run."""
+        if not any(key.startswith(("model.", "decoder.", "head.")) for key in state_dict):
+            raise ValueError(
+                "model.safetensors holds the encoder only, so a run cannot be resumed from it. "
+                "Load the checkpoint with AutoModelForMaskedLM.from_pretrained, and train anew"
+            )
+        return super().load_state_dict(state_dict, strict, assign)
+
     def save_pretrained(self, save_directory, is_main_process=True, state_dict=None, **kwargs):
         """Writes the encoder as the stock class reads it, WEIGHTS and this file."""
         state = self.state_dict() if state_dict is None else state_dict

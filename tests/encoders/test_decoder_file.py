@@ -1,8 +1,10 @@
 """The decoder in an export: what config.json says of it, and that the code of a folder is neither run nor copied. No PyTorch needed."""
 
 import json
+import pathlib
 
 import pytest
+from testing import ROOT
 
 import maelm_jax
 from maelm_jax import config
@@ -22,6 +24,12 @@ def test_the_code_of_a_folder_is_neither_run_nor_copied(copy_export, tmp_path):
     encoder.save_pretrained(tmp_path / "saved")
     assert not ran.exists() and not (tmp_path / "saved" / "other.py").exists()
     assert (tmp_path / "saved" / decoder_file.CODE).read_bytes() == ours
+
+
+def test_the_pretrained_encoder_has_the_code_of_the_package():
+    code = pathlib.Path(decoder_file.__file__).with_name(decoder_file.CODE).read_bytes()
+    assert (ROOT / "pretrained" / decoder_file.CODE).read_bytes() == code
+    assert source.find_encoder(ROOT / "pretrained").model.decoder_attention == "cross"
 
 
 def test_settings_that_are_not_computed_here_are_refused(copy_export, tmp_path):

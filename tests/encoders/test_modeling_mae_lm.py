@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import re
 import shutil
 
 import jax
@@ -12,6 +13,8 @@ from testing import english, flatten, padded_ids
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
+
+from safetensors.torch import load_file  # noqa: E402
 
 import maelm_jax  # noqa: E402
 from maelm_jax import config  # noqa: E402
@@ -174,6 +177,16 @@ def test_sums_of_minicons_are_ours(copy_export, tmp_path, name):
     np.testing.assert_allclose(theirs, pairs.log_likelihoods(Encoder.load(folder), SENTENCES), atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["mpnet", "roberta-mlm"])
+def test_the_lines_of_a_card_predict(copy_export, tmp_path, monkeypatch, name):
+    """In the folder above the export, as its reader would type them."""
+    folder = copy_export(name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    lines, names = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)[-1], {}
+    exec(lines, names)
+    assert type(names["model"]).__name__.endswith("ForMaskedLM")
+
+
 def test_the_stock_class_reads_the_folder_as_before(copy_export, tmp_path, caplog):
     folder = copy_export("modernbert", tmp_path / "folder")
     model, info = transformers.AutoModel.from_pretrained(folder, output_loading_info=True)
@@ -204,6 +217,9 @@ def test_an_encoder_that_was_trained_elsewhere_comes_back(vocabulary, tmp_path, 
     train(model.train(), ids, labels)
     model.eval().save_pretrained(tmp_path / "tuned")
     tokenizer.save_pretrained(tmp_path / "tuned")
+    saved = load_file(tmp_path / "tuned" / "model.safetensors")
+    with pytest.raises(ValueError, match="cannot be resumed"):  # as Trainer would
+        model.load_state_dict(saved, strict=False)
     back = maelm_jax.load_encoder(tmp_path / "tuned")
     assert not any(np.array_equal(back.params[path], value) for path, value in encoder.params.items())
     compare(back, model)
