@@ -144,45 +144,78 @@ def check(backend: str, case: str, shape: Shape, expected: dict) -> Check:
     return Check(backend, case, errors, all(0.0 <= error < TOLERANCE for error in errors.values()))
 
 
+class Inputs(typing.NamedTuple):
+    """The arrays of a compared attention."""
+
+    q: typing.Any  # [rows, slots, heads * head_size], as k, v and d_states
+    k: typing.Any
+    v: typing.Any
+    d_states: typing.Any  # the gradient of the states
+    bias: typing.Any  # [rows, heads, slots, slots], or None
+    segments: typing.Any  # [rows, slots], or None
+    dropout_keys: typing.Any
+
+
 def results(backend: str, case: str, shape: Shape, dtype) -> dict:
     """The states and all gradients of an attention, by name."""
+    inputs = make_inputs(case, shape, dtype)
+    values = zip(NAMES, differentiated(our_states(backend, inputs, shape), inputs)(), strict=True)
+    return {name: value for name, value in values if value is not None}
+
+
+def make_inputs(case: str, shape: Shape, dtype) -> Inputs:
+    """Draws the arrays of a case. The numbers are those of bfloat16 in any dtype."""
     import jax
     import jax.numpy as jnp
-
-    from maelm_jax.model import attention, positions
 
     rows, slots, heads, head_size = shape
     keys = jax.random.split(jax.random.key(0), 6)
     wide = (rows, slots, heads * head_size)
 
-    def normal(key, *sizes):  # bfloat16 numbers in any dtype
+    def normal(key, *sizes):
         return jax.random.normal(key, sizes).astype(jnp.bfloat16).astype(dtype)
 
-    q, k, v, d_states = (normal(key, *wide) for key in keys[:4])
-    bias = normal(keys[4], rows, heads, slots, slots) if "bias" in case else None
     segments = jnp.broadcast_to(1 + jnp.arange(slots) // (slots // 2), (rows, slots))
-    mask = positions.Mask(segments, segments) if "segments" in case else None
-    dropout_keys = jax.random.split(keys[5], rows) if "dropout" in case else None
+    return Inputs(
+        *(normal(key, *wide) for key in keys[:4]),
+        bias=normal(keys[4], rows, heads, slots, slots) if "bias" in case else None,
+        segments=segments if "segments" in case else None,
+        dropout_keys=jax.random.split(keys[5], rows) if "dropout" in case else None,
+    )
+
+
+def our_states(backend: str, inputs: Inputs, shape: Shape) -> typing.Callable:
+    """Our attention of these segments and this dropout as a function of q, k, v and bias."""
+    from maelm_jax.model import attention, positions
+
+    mask = None if inputs.segments is None else positions.Mask(inputs.segments, inputs.segments)
 
     def states(q, k, v, bias):
         return attention.attend(
             q,
             k,
             v,
-            heads=heads,
+            heads=shape.heads,
             terms=attention.ScoreTerms(bias, mask),
             dropout_rate=0.1,
-            dropout_keys=dropout_keys,
+            dropout_keys=inputs.dropout_keys,
             backend=backend,
         ).states
 
+    return states
+
+
+def differentiated(states: typing.Callable, inputs: Inputs) -> typing.Callable:
+    """A function without arguments that computes the states of `inputs` and all gradients."""
+    import jax
+
     @jax.jit
-    def states_and_gradients(q, k, v, bias):
+    def states_and_gradients(q, k, v, d_states, bias):
         value, pull = jax.vjp(states, q, k, v, bias)
         return value, *pull(d_states)
 
-    values = zip(NAMES, states_and_gradients(q, k, v, bias), strict=True)
-    return {name: value for name, value in values if value is not None}
+    arrays = (inputs.q, inputs.k, inputs.v, inputs.d_states, inputs.bias)
+    return lambda: states_and_gradients(*arrays)
 
 
 def measure_all(

@@ -160,13 +160,22 @@ def our_step(setup) -> Starter:
     return start
 
 
-def torch_step(module, patterns: list[dict], experiment: config.Experiment, device: str) -> Starter:
-    """The training step of a torch Module: forward, backward, clipping, AdamW."""
+def torch_step(
+    module,
+    patterns: list[dict],
+    experiment: config.Experiment,
+    device: str,
+    mode: str | None = None,
+) -> Starter:
+    """The training step of a torch Module: forward, backward, clipping, AdamW.
+
+    `mode` is that of torch.compile.
+    """
     import torch
 
     settings = experiment.optimizer
     module.train()
-    forward = torch.compile(module) if device == "cuda" else module
+    forward = torch.compile(module, mode=mode, dynamic=False) if device == "cuda" else module
     adam = torch.optim.AdamW(
         module.parameters(), lr=1e-4, betas=(settings.b1, settings.b2), eps=settings.eps, fused=True
     )
@@ -181,9 +190,20 @@ def torch_step(module, patterns: list[dict], experiment: config.Experiment, devi
         adam.step()
         adam.zero_grad(set_to_none=True)
         count += 1
-        return torch.cuda.synchronize if device == "cuda" else lambda: None
+        return end_of_step(device)
 
     return start
+
+
+def end_of_step(device: str) -> typing.Callable[[], typing.Any]:
+    """A function that waits for what PyTorch has started so far, and for nothing later."""
+    import torch
+
+    if device != "cuda":
+        return lambda: None
+    event = torch.cuda.Event()
+    event.record()
+    return event.synchronize
 
 
 def take_turns(starters: dict[str, Starter], rounds: int, steps: int) -> dict[str, list[float]]:

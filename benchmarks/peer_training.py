@@ -40,9 +40,9 @@ import shutil
 
 # Before torch is imported: one thread, no pool of compiling processes, and no programs of earlier
 # runs, because compilation counts.
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
 
 import numpy as np
 import torch
