@@ -7,8 +7,9 @@
 a checkpoint of the published code.
 
 The first command writes a folder for AutoModel.from_pretrained("exported"). Beside the encoder it
-holds the decoder and the prediction head of MAE-LM, which the commands here read and transformers
-does not. --format=reference writes model.pt in the checkpoint layout of the published code.
+holds the decoder and the prediction head of MAE-LM, and modeling_mae_lm.py, with which
+AutoModelForMaskedLM.from_pretrained("exported", trust_remote_code=True) reads them.
+--format=reference writes model.pt in the checkpoint layout of the published code.
 
 Writing needs neither PyTorch nor an accelerator. If PyTorch is installed, the command reads the
 folder back and compares it with JAX on real text. If the two differ, it writes no folder and fails.
@@ -38,6 +39,7 @@ def main(argv: list[str]) -> int:
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
     export.check_output(args.output)
+    metadata = dict(_metadata(entry) for entry in args.metadata)
     found = source.find_encoder(args.workdir, args.step)
     loaded = encoder.Encoder.read(found)
     export.check_format(args.format, loaded, args.workdir)
@@ -50,7 +52,14 @@ def main(argv: list[str]) -> int:
         has_tokenizer_json = (folder / "tokenizer.json").is_file()
         name = pathlib.Path(args.output).absolute().name
         text = card.render(
-            args.format, name, found, loaded, written, has_tokenizer_json, verification
+            args.format,
+            name,
+            found,
+            loaded,
+            written,
+            has_tokenizer_json,
+            verification,
+            metadata,
         )
         (folder / export.CARD).write_text(text, encoding="utf-8")
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
@@ -75,11 +84,27 @@ def _flags() -> argparse.ArgumentParser:
     )
     cli.add_step_flag(flags)
     flags.add_argument(
+        "--metadata",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an entry for the Hub in the card, such as license=apache-2.0, language=en, "
+        "base_model=NAME or datasets=NAME,NAME; repeatable",
+    )
+    flags.add_argument(
         "--verify",
         action=argparse.BooleanOptionalAction,
         help="compare with JAX on real text; default: where PyTorch is installed",
     )
     return flags
+
+
+def _metadata(entry: str) -> tuple[str, str | list[str]]:
+    """Returns the name and the value of --metadata. Raises ConfigError if there is no "="."""
+    name, separator, value = entry.partition("=")
+    if not (name and separator and value):
+        raise config.ConfigError(f"--metadata={entry}: write NAME=VALUE, as in license=apache-2.0")
+    return name, value.split(",") if "," in value or name == "datasets" else value
 
 
 def _why_unverified(verify_flag: bool | None, format: str) -> str:
