@@ -33,7 +33,7 @@ else
 fi
 
 if [ ! -e .venv/installed ] || [ -n "$dry" ]; then # an installation may have been interrupted
-  run "${PYTHON:-python3.11}" -m venv .venv
+  run "${PYTHON:-python3}" -m venv .venv
   if [ -n "$extra" ]; then
     run .venv/bin/pip install -q -r requirements.txt -e ".[$extra]"
   else

@@ -281,8 +281,8 @@ def _describe_pretraining(source: EncoderSource) -> dict[str, str]:
     trained = [line for line in lines if "loss" in line][-1:]
     losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in trained]
     losses += [
-        f"held-out, at mask rate {heldout_rate:g}, {line['eval_loss']:.4f} "
-        f"with accuracy {line['eval_accuracy']:.3f} (step {line['step']})"
+        f"on the rows that the run held out, at mask rate {heldout_rate:g}, "
+        f"{line['eval_loss']:.4f} with accuracy {line['eval_accuracy']:.3f} (step {line['step']})"
         for line in _evaluations(source)[-1:]
     ]
     rates = corpus.rates.items()
