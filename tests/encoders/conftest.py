@@ -27,7 +27,7 @@ SETTINGS = {
 # Named for what it is exported to.
 KINDS = {
     "mpnet": {},
-    "mpnet-mlm": {"Masking.encoder_mask_fraction": 1.0, "Decoder.layers": 0, "Decoder.relative_bias": False},
+    "mpnet-mlm": {"Objective.name": "mlm"},
     "roberta": {"Encoder.relative_buckets": "none", "Decoder.relative_bias": False},
     "modernbert": {
         "Encoder.relative_buckets": "none",
@@ -37,12 +37,7 @@ KINDS = {
         "Encoder.biases": False,
         "Decoder.relative_bias": False,
     },
-    "roberta-mlm": {
-        "Encoder.relative_buckets": "none",
-        "Masking.encoder_mask_fraction": 1.0,
-        "Decoder.layers": 0,
-        "Decoder.relative_bias": False,
-    },
+    "roberta-mlm": {"Encoder.relative_buckets": "none", "Objective.name": "mlm"},
     "reference": {"Encoder.relative_buckets": "reference", "Encoder.num_buckets": 64, "Decoder.relative_bias": False, "Decoder.layers": 2},
 }
 
