@@ -100,9 +100,9 @@ def experiment_of(name: str, rows: int) -> config.Experiment:
 
     experiment = gin_files.load(CONFIGS[name])
     rows = rows if name == "base" else max(rows // LARGE_IS_SMALLER, 1)
-    model = dataclasses.replace(experiment.model, attention_dropout=0.0)
+    dropout = dataclasses.replace(experiment.dropout, attention=0.0)
     run = dataclasses.replace(experiment.run, batch_size=rows * jax.device_count(), accumulate=1)
-    return dataclasses.replace(experiment, model=model, run=run)
+    return dataclasses.replace(experiment, dropout=dropout, run=run)
 
 
 def available(backend: str, interpret: bool) -> bool:
@@ -197,8 +197,8 @@ def measure_all(
             if time.monotonic() > end:
                 measured.append(Measurement(name, backend, problem="not started: out of time"))
                 continue
-            model = dataclasses.replace(experiment.model, attention_backend=backend)
-            chosen = dataclasses.replace(experiment, model=model)
+            compute = dataclasses.replace(experiment.compute, attention_backend=backend)
+            chosen = dataclasses.replace(experiment, compute=compute)
             try:
                 measured.append(measure(name, chosen, steps))
             except Exception as error:  # as out of memory: the other figures still count
@@ -223,7 +223,7 @@ def measure(name: str, experiment: config.Experiment, steps: int) -> Measurement
     tokens = experiment.run.batch_size * experiment.corpus.sequence_length
     return Measurement(
         name,
-        experiment.model.attention_backend,
+        experiment.compute.attention_backend,
         median,
         tokens / median,
         step_flops / median / peak if peak else None,

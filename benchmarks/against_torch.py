@@ -69,8 +69,9 @@ def main(argv: list[str]):
     seconds = take_turns(contenders(experiment, setup, device), args.rounds, args.steps)
     model = experiment.model
     print(
-        f"{training_setup.shape_of(experiment)}, {model.dtype}, dropout {model.dropout}, "
-        f"attention dropout {model.attention_dropout}, {device}, torch {torch.__version__}, "
+        f"{training_setup.shape_of(experiment)}, {model.compute.dtype}, "
+        f"dropout {model.dropout.hidden}, "
+        f"attention dropout {model.dropout.attention}, {device}, torch {torch.__version__}, "
         f"{torch.get_num_threads()} threads"
     )
     print(table(seconds, experiment.run.batch_size * experiment.corpus.sequence_length))
@@ -105,12 +106,12 @@ def draw_masks(experiment: config.Experiment, setup, count: int) -> list:
 
     from maelm_jax.model import masking
 
-    sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
+    sizes = masking.budget(experiment.objective, experiment.corpus.sequence_length)
 
     @jax.jit
     def draw(key):
         keys = jax.random.split(key, experiment.run.batch_size)
-        return masking.draw(keys, setup.ids, experiment.masking, sizes, setup.special)
+        return masking.draw(keys, setup.ids, experiment.objective, sizes, setup.special)
 
     return [draw(jax.random.key(number)) for number in range(count)]
 
@@ -137,7 +138,7 @@ def check_same_loss(experiment: config.Experiment, setup, inputs, module, tensor
     ours = float(sums.loss_nats / sums.count)
     with torch.no_grad():
         theirs = float(module.eval()(tensors))
-    tolerance = LOSS_TOLERANCE.get(experiment.model.dtype, LOSS_TOLERANCE_OTHERWISE)
+    tolerance = LOSS_TOLERANCE.get(experiment.compute.dtype, LOSS_TOLERANCE_OTHERWISE)
     if abs(theirs - ours) > tolerance * abs(ours):
         raise config.RunError(
             f"the PyTorch step computes something else: loss {theirs:.6f}, ours {ours:.6f}"

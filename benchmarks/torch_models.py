@@ -22,20 +22,20 @@ class Gathered(torch.nn.Module):
     """Our model with our parameters: gathered visible tokens, relative bias, SDPA."""
 
     def __init__(
-        self, parameters: dict, settings: config.Model, size: int, special: config.SpecialIds
+        self, parameters: dict, model: config.Model, size: int, special: config.SpecialIds
     ):
         """Copies the parameters.
 
         Args:
             parameters: Parameters of our model, as numpy arrays.
-            settings: Settings of our model.
+            model: Our model.
             size: Ids in the vocabulary.
             special: Special ids.
         """
         super().__init__()
-        self.settings, self.size, self.special = settings, size, special
+        self.model, self.size, self.special = model, size, special
         self.tree = self._register(parameters, ())
-        bucket = torch.tensor(compute_distance_buckets(settings)).long()
+        bucket = torch.tensor(compute_distance_buckets(model.encoder)).long()
         self.register_buffer("bucket", bucket, persistent=False)
 
     def _register(self, tree: dict, path: tuple[str, ...]) -> dict:
@@ -73,26 +73,25 @@ class Gathered(torch.nn.Module):
         positions = inputs["encoder_positions"] * occupied
         x = encoder["token_embedding"][inputs["encoder_ids"]]
         x = _norm(x + encoder["position_embedding"][positions], encoder["norm"])
-        x = functional.dropout(x, self.settings.dropout, self.training)
+        x = functional.dropout(x, self.model.dropout.hidden, self.training)
         x = x * (segments > 0)[:, :, None]
         bias = self._bias(segments, positions, encoder)
-        settings = self.settings
-        rates = (settings.dropout, settings.attention_dropout)
-        return self._stack(x, encoder["blocks"], settings.layers, bias, *rates)
+        rates = (self.model.dropout.hidden, self.model.dropout.attention)
+        return self._stack(x, encoder["blocks"], self.model.encoder.layers, bias, *rates)
 
     def _decode(self, x, encoder_slots: int, inputs: dict):
         """The decoder on the encoder's states at visible slots, and [MASK] at masked ones."""
-        decoder, settings = self.tree["decoder"], self.settings
+        decoder, settings = self.tree["decoder"], self.model.decoder
         mask_embedding = self.tree["encoder"]["token_embedding"][self.special.mask]
         visible = inputs["encoder_index"] < encoder_slots
         masked = inputs["masked_index"] < inputs["masked_slots"].shape[1]
-        fill = masked if settings.decoder_refills_mask else masked & ~visible
+        fill = masked if settings.refills_mask else masked & ~visible
         x = torch.where(fill[:, :, None], mask_embedding.to(x.dtype), x)
         x = _norm(x + decoder["position_embedding"][inputs["positions"]], decoder["norm"])
         segments = inputs["segments"] * (visible | masked)
         bias = self._bias(segments, inputs["positions"], decoder)
         x = x * (segments > 0)[:, :, None]
-        return self._stack(x, decoder["blocks"], settings.decoder_layers, bias, 0.0, 0.0)
+        return self._stack(x, decoder["blocks"], settings.layers, bias, 0.0, 0.0)
 
     def _stack(self, x, blocks: dict, layers: int, bias, rate: float, attention_rate: float):
         """Applies the layers in turn."""
@@ -101,7 +100,7 @@ class Gathered(torch.nn.Module):
         for index in range(layers):
             p = _of_layer(blocks, index)
             q, k, v = (
-                _linear(x, p["attention"][name]).unflatten(2, (self.settings.heads, -1))
+                _linear(x, p["attention"][name]).unflatten(2, (self.model.encoder.heads, -1))
                 for name in ("query", "key", "value")
             )
             y = functional.scaled_dot_product_attention(
@@ -123,7 +122,8 @@ class Gathered(torch.nn.Module):
         bias = bias.masked_fill(~visible, MASKED_OUT)[:, None]
         if "relative_bias" not in module:
             return bias
-        distance = positions[:, None, :] - positions[:, :, None] + self.settings.max_positions - 1
+        middle = self.model.encoder.max_positions - 1
+        distance = positions[:, None, :] - positions[:, :, None] + middle
         by_pair = module["relative_bias"]["table"][self.bucket[distance]]
         return bias + by_pair.permute(0, 3, 1, 2)
 
@@ -139,9 +139,9 @@ class Hidden(torch.nn.Module):
     RobertaModel reads the whole row. [MASK] is put back before a decoder of RobertaLayers.
     """
 
-    def __init__(self, settings: config.Model, size: int, length: int, special: config.SpecialIds):
+    def __init__(self, model: config.Model, size: int, length: int, special: config.SpecialIds):
         super().__init__()
-        self.special = special
+        self.special, settings = special, model.encoder
         shape = {
             "vocab_size": size,
             "hidden_size": settings.width,
@@ -154,12 +154,12 @@ class Hidden(torch.nn.Module):
         }
         encoder = transformers.RobertaConfig(
             num_hidden_layers=settings.layers,
-            hidden_dropout_prob=settings.dropout,
-            attention_probs_dropout_prob=settings.attention_dropout,
+            hidden_dropout_prob=model.dropout.hidden,
+            attention_probs_dropout_prob=model.dropout.attention,
             **shape,
         )
         decoder = transformers.RobertaConfig(
-            num_hidden_layers=settings.decoder_layers,
+            num_hidden_layers=model.decoder.layers,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             **shape,

@@ -48,9 +48,9 @@ def measure(experiment: config.Experiment, steps: int) -> Timing:
     import training_setup
 
     setup = training_setup.set_up(experiment)
-    before = measure_matmul_rate(experiment.model.dtype)
+    before = measure_matmul_rate(experiment.compute.dtype)
     seconds = training_setup.time_steps(setup, steps + 2)
-    after = measure_matmul_rate(experiment.model.dtype)
+    after = measure_matmul_rate(experiment.compute.dtype)
     return Timing(seconds[0], seconds[2:], max(before, after))
 
 
@@ -77,7 +77,7 @@ def figures(experiment: config.Experiment, timing: Timing) -> dict[str, str]:
 
     from maelm_jax.training import flops
 
-    model, run = experiment.model, experiment.run
+    dropout, run = experiment.dropout, experiment.run
     seconds = statistics.median(timing.steps)
     tokens = run.batch_size * experiment.corpus.sequence_length
     step_flops = sum(flops.flops_terms(experiment, experiment.vocabulary.size).values())
@@ -86,9 +86,10 @@ def figures(experiment: config.Experiment, timing: Timing) -> dict[str, str]:
     devices = 1 if jax.default_backend() == "cpu" else jax.device_count()
     matmul_rate = timing.matmul_rate * devices
     return {
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {model.dtype}",
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, "
+        f"{experiment.compute.dtype}",
         "shape": training_setup.shape_of(experiment),
-        "dropout, attention dropout": f"{model.dropout}, {model.attention_dropout}",
+        "dropout, attention dropout": f"{dropout.hidden}, {dropout.attention}",
         "step": f"{1e3 * seconds:.1f} ms (median of {len(timing.steps)}; "
         f"{1e3 * min(timing.steps):.1f} to {1e3 * max(timing.steps):.1f}); "
         f"first {timing.first:.1f} s",

@@ -35,7 +35,7 @@ def set_up(experiment: config.Experiment) -> TrainingSetup:
     size, run = experiment.vocabulary.size, experiment.run
     special = config.SpecialIds.of_size(size)
     objective = objectives.create(experiment, size, special)
-    optimizer = optimizers.create(experiment.optimizer, experiment.model.dtype)
+    optimizer = optimizers.create(experiment.optimizer, experiment.compute.dtype)
     state = step.create_state(objective.init, optimizer, run.seed, mesh)
     train_step = step.make_train_step(
         objective.loss, optimizer, state, run.seed, run.accumulate, mesh
@@ -64,9 +64,9 @@ def time_steps(
 
 def shape_of(experiment: config.Experiment) -> str:
     """The shape of the model and of a batch, as text."""
-    model = experiment.model
+    decoder_layers = experiment.decoder.layers if experiment.decoder else 0
     return (
-        f"{model.layers}+{model.decoder_layers} x {model.width}, "
+        f"{experiment.encoder.layers}+{decoder_layers} x {experiment.encoder.width}, "
         f"vocabulary {experiment.vocabulary.size}, "
         f"length {experiment.corpus.sequence_length}, batch {experiment.run.batch_size}"
     )

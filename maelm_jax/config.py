@@ -385,7 +385,7 @@ class Objective(Settings):
     @property
     def title(self) -> str:
         """Its name in tables and cards."""
-        titles = {"mae_lm": "MAE-LM", "mlm": "MLM", "causal": "next tokens"}
+        titles = {"mae_lm": "MAE-LM (arXiv 2302.02060)", "mlm": "MLM", "causal": "next tokens"}
         return titles.get(self.name, f"between MAE-LM and MLM (delta {self.mask_fraction})")
 
 

@@ -7,8 +7,9 @@
 a checkpoint of the published code.
 
 The first command writes a folder for AutoModel.from_pretrained("exported"). Beside the encoder it
-holds the decoder and the prediction head of MAE-LM, which the commands here read and transformers
-does not. --format=reference writes model.pt in the checkpoint layout of the published code.
+holds the decoder and the prediction head of MAE-LM, and modeling_mae_lm.py, with which
+AutoModelForMaskedLM.from_pretrained("exported", trust_remote_code=True) reads them.
+--format=reference writes model.pt in the checkpoint layout of the published code.
 
 Writing needs neither PyTorch nor an accelerator. If PyTorch is installed, the command reads the
 folder back and compares it with JAX on real text. If the two differ, it writes no folder and fails.
@@ -80,6 +81,7 @@ def _export(args: argparse.Namespace, step: int | None, output: str):
     """Exports one step of the encoder to the folder `output`."""
     from maelm_jax.encoders import card, encoder, export, source, verify
 
+    metadata = dict(_metadata(entry) for entry in args.metadata)
     found = source.find_encoder(args.workdir, step)
     loaded = encoder.Encoder.read(found)
     export.check_format(args.format, loaded, args.workdir)
@@ -92,7 +94,14 @@ def _export(args: argparse.Namespace, step: int | None, output: str):
         has_tokenizer_json = (folder / "tokenizer.json").is_file()
         name = pathlib.Path(output).absolute().name
         text = card.render(
-            args.format, name, found, loaded, written, has_tokenizer_json, verification
+            args.format,
+            name,
+            found,
+            loaded,
+            written,
+            has_tokenizer_json,
+            verification,
+            metadata,
         )
         (folder / export.CARD).write_text(text, encoding="utf-8")
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
@@ -118,11 +127,27 @@ def _flags() -> argparse.ArgumentParser:
     every = "export every checkpoint that the run keeps, each to a folder in --output"
     flags.add_argument("--all_kept", action="store_true", help=every)
     flags.add_argument(
+        "--metadata",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an entry for the Hub in the card, such as license=apache-2.0, language=en, "
+        "base_model=NAME or datasets=NAME,NAME; repeatable",
+    )
+    flags.add_argument(
         "--verify",
         action=argparse.BooleanOptionalAction,
         help="compare with JAX on real text; default: where PyTorch is installed",
     )
     return flags
+
+
+def _metadata(entry: str) -> tuple[str, str | list[str]]:
+    """Returns the name and the value of --metadata. Raises ConfigError if there is no "="."""
+    name, separator, value = entry.partition("=")
+    if not (name and separator and value):
+        raise config.ConfigError(f"--metadata={entry}: write NAME=VALUE, as in license=apache-2.0")
+    return name, value.split(",") if "," in value or name == "datasets" else value
 
 
 def _why_unverified(verify_flag: bool | None, format: str) -> str:

@@ -174,6 +174,7 @@ def _parse_file(name: str):
         gin.parse_config(text)
         return None
     _require_no_record(name)
+    _refuse_older_names(_read_text(name))
     logging.disable(logging.ERROR)  # gin logs each place where a file is not, before it finds it
     try:
         return gin.parse_config_file(name)
@@ -225,6 +226,13 @@ def find_newer_name(setting: str) -> str:
     return f"Compute.{name}" if name in compute else f"Encoder.{name}"
 
 
+def _refuse_older_names(text: str):
+    """Raises ConfigError if gin text binds a setting of the former section Model."""
+    if older := re.search(r"^\s*(Model\.\w+)", text, re.MULTILINE):
+        newer = find_newer_name(older.group(1))
+        raise ConfigError(f"{older.group(1)}: this setting is {newer} now")
+
+
 def _is_record(name: str) -> bool:
     """Returns whether a gin file is the record of a run: by its name, or because it is complete.
 
@@ -254,7 +262,7 @@ def _read_text(name: str) -> str:
     """Returns the text of a gin file as gin finds it, "" if it is no regular file."""
     places = [pathlib.Path(name), CONFIGS / name]
     file = next((place for place in places if place.is_file()), None)
-    return file.read_text(encoding="utf-8") if file else ""
+    return file.read_text(encoding="utf-8", errors="replace") if file else ""
 
 
 def _files_of(parsed) -> set[str]:
@@ -271,6 +279,7 @@ def _bind(binding: str, macros: set[str]):
         if "." not in name and name not in macros:
             hint = _hint(name, macros)
             raise ConfigError(f"--gin.{name}: the gin files have no such macro{hint}")
+        _refuse_older_names(binding)
         if not value.startswith("%"):
             with contextlib.suppress(ValueError, SyntaxError):
                 value = ast.literal_eval(value)
@@ -288,8 +297,6 @@ def _naming(origin: str):
     except Exception as error:  # gin raises many types, and appends lines about the place
         reason = " ".join(str(error).split())
         hint = ""
-        if former := re.search(r"\bModel\.\w+", f"{origin} {reason}"):
-            hint = f"; the setting is {find_newer_name(former.group())} now"
         if isinstance(error, OSError):
             known = [str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin")]
             hint = _hint(origin.removeprefix("--gin_file="), known)

@@ -81,9 +81,9 @@ def test_a_right_input_is_started(command, commands):
 # A setting for each kind of rule: name, macro, type, range, choice.
 RULES = """
     TRAIN_STEPS=0 TRAIN_STEPS=1e3 TRAIN_STEPS=None TEXT_FILES TEXT_FILES= TEXT_FILES='' TEXT_FILES=['a.txt']
-    TRAIN_STEP=5 train_steps=5 Modle.layers=3 Model.layer=3 Encoder.layers=@Model() Encoder.layers=%NOPE
+    TRAIN_STEP=5 train_steps=5 Modle.layers=3 Model.layers=3 Encoder.layer=3 Encoder.layers=@Encoder() Encoder.layers=%NOPE
     BATCH_SIZE=[8,16] SEED=-1 SEED=4294967296 SEED=True Corpus.sources={1:1} Corpus.sources={'installed_docs':0} Corpus.task_modules=[1]
-    Corpus.heldout_fraction=nan Corpus.heldout_fraction=0.5 Masking.unit=None Masking.renumber=no Masking.encoder_mask_fraction=1.1
+    Corpus.heldout_fraction=nan Corpus.heldout_fraction=0.5 Masking.unit=None Masking.renumber=no Objective.mask_fraction=1.1 Objective.name=bert
     Encoder.num_buckets=30 Dropout.hidden=1 Compute.dtype=float16 Optimizer.weight_decay=-0.01 Mesh.data=-2 Mesh.data=1.0
 """.split()
 TUNING_RULES = """
@@ -100,16 +100,16 @@ CHECKS = """
     Masking.heldout_rate=0.001
     Masking.random_fraction=0.5
     Masking.renumber=True Encoder.positions=rotary Encoder.relative_buckets=none Decoder.relative_bias=False Encoder.local_attention=8
-    Masking.encoder_mask_fraction=1.0 Masking.random_fraction=0.6 Masking.keep_fraction=0.6
+    Objective.name=mlm Masking.random_fraction=0.6 Masking.keep_fraction=0.6
     Encoder.width=130
     Encoder.max_distance=16
     Encoder.positions=rotary Decoder.relative_bias=False
     Encoder.positions=rotary Encoder.relative_buckets=none Decoder.relative_bias=True
     Encoder.positions=rotary Encoder.relative_buckets=none Decoder.relative_bias=False Encoder.width=12
     Encoder.local_attention=8
-    Objective.name=True
-    Decoder.layers=0
-    Decoder.layers=0 Masking.encoder_mask_fraction=1.0 Decoder.causal=True
+    Objective.name=between
+    Objective.name=mlm Decoder.causal=True
+    Objective.name=causal Encoder.positions=rotary Encoder.relative_buckets=none Encoder.local_attention=8
     Decoder.slots=masked
     Decoder.attention=cross Decoder.causal=True
     Decoder.width=100

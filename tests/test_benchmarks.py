@@ -6,7 +6,7 @@ import sys
 
 import jax
 import pytest
-from testing import ROOT, model_of
+from testing import ROOT, experiment_of, model_of
 
 from maelm_jax import config, gin_files
 
@@ -74,7 +74,7 @@ def test_accelerator_checks_every_backend_in_the_interpreter(accelerator, monkey
 @pytest.mark.usefixtures("one_device")
 def test_accelerator_times_every_backend_in_the_interpreter(accelerator, tmp_path):
     model = model_of(layers=1, width=128, heads=2, feed_forward=64, decoder_layers=1, max_positions=16, dtype="bfloat16")
-    tiny = config.Experiment(
+    tiny = experiment_of(
         corpus=config.Corpus(sequence_length=16),
         vocabulary=config.Vocabulary(size=300),
         model=model,

@@ -82,10 +82,7 @@ def test_the_presets_have_the_published_sizes():
 def test_the_published_settings_differ_from_the_presets_in_buckets_and_masks_only(name, buckets):
     preset, published = gin_files.load([f"{name}.gin"]), gin_files.load([f"published/{name}.gin"])
     assert (published.model.encoder.num_buckets, published.model.encoder.max_distance) == buckets
-    assert (
-        published.model.encoder.relative_buckets == "reference"
-        and published.objective.objective.objective.objective.objective.objective.masking.mask_special_tokens
-    )
+    assert published.model.encoder.relative_buckets == "reference" and published.objective.masking.mask_special_tokens
     named = {line.partition(":")[0] for line in config.differences(preset, published)}
     assert named <= {"Encoder.relative_buckets", "Masking.mask_special_tokens", "Encoder.num_buckets", "Encoder.max_distance"}
 
@@ -125,7 +122,7 @@ def test_the_settings_to_start_from_are_those_of_every_field_that_nothing_binds(
         (["tiny.gin"], ["TRAIN_STEP=5"], "did you mean TRAIN_STEPS?"),
         (["tiny.gin"], ["BATCH_SIZE=16", "Run.batch_size=8"], "--gin.BATCH_SIZE"),
         (["tiny.gin"], ["Encoder.layer=3"], "did you mean layers?"),
-        (["tiny.gin"], ["Decoder.layers=3"], "Decoder.layers"),
+        (["tiny.gin"], ["Model.decoder_layers=3"], "Decoder.layers"),
         (["tiny.gin", "mlm.gin"], ["Decoder.layers=3"], "no decoder"),
         (["tiny.gin"], ["Modle.layers=3"], "Modle"),
         (["tiny.gin"], ["Encoder.layers=%NOPE"], "NOPE"),
@@ -173,7 +170,7 @@ def test_a_section_is_a_frozen_dataclass_of_strict_types():
     assert pickle.loads(pickle.dumps(model)) == model and hash(model) == hash(config.Encoder(layers=3))
     assert config.Optimizer(weight_decay=0).weight_decay == 0.0 and config.Grid(seeds=[1, 2]).seeds == (1, 2)
     for value in (0, 2.0, "2", True, None, math.nan):
-        with pytest.raises(config.ConfigError, match=r"^Model\.layers[^\n]*$"):
+        with pytest.raises(config.ConfigError, match=r"^Encoder\.layers[^\n]*$"):
             dataclasses.replace(model, layers=value)
 
 

@@ -112,7 +112,7 @@ def test_the_encoder_reads_masks_as_in_pretraining(uninterrupted, other_text, tm
     """In a run and in its export: a decoder does not tell which masks the encoder reads, nor which positions."""
     copy = shutil.copytree(uninterrupted, tmp_path / "copy")
     settings = (copy / "config.gin").read_text()
-    for name, before, after in (("encoder_mask_fraction", 0.0, 0.5), ("renumber", False, True)):
+    for name, before, after in (("name", "'mae_lm'", "'between'"), ("mask_fraction", None, 0.5), ("renumber", False, True)):
         assert f"{name} = {before}\n" in settings
         settings = settings.replace(f"{name} = {before}\n", f"{name} = {after}\n")
     (copy / "config.gin").write_text(settings)

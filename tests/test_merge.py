@@ -66,7 +66,7 @@ def test_what_cannot_be_averaged_is_refused(uninterrupted, tmp_path):
     (model,) = (other / "vocabulary").glob("*.model")
     shutil.copy(ROOT / "pretrained" / "sentencepiece.model", model)
     for names, message in (
-        ([f"{uninterrupted}@60", f"{wider}@60"], "Encoder.feed_forward is 64 there, 96"),
+        ([f"{uninterrupted}@60", f"{wider}@60"], "Encoder.feed_forward: 64 -> 96"),
         ([f"{uninterrupted}@60", f"{other}@60"], "has another vocabulary"),
         ([f"{uninterrupted}@60", f"{uninterrupted}@7"], "no checkpoint of step 7"),
         ([str(tmp_path / "nowhere")], "nowhere: no such file or folder"),

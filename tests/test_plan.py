@@ -94,7 +94,7 @@ def test_a_sweep_keeps_tensor_and_skips_meshes_that_the_decoder_does_not_fit():
     wide = dataclasses.replace(EXPERIMENT, mesh=config.Mesh(tensor=2), run=dataclasses.replace(EXPERIMENT.run, batch_size=128))
     assert {choice.mesh for choice in plan.choices(wide, 16)} == {config.Mesh(data=8, fsdp=1, tensor=2), config.Mesh(data=1, fsdp=8, tensor=2)}
     model = model_of(EXPERIMENT.model, decoder_width=512)
-    narrow = dataclasses.replace(EXPERIMENT, model=model, run=dataclasses.replace(EXPERIMENT.run, batch_size=24 * 32))
+    narrow = dataclasses.replace(EXPERIMENT.with_model(model), run=dataclasses.replace(EXPERIMENT.run, batch_size=24 * 32))
     assert {choice.mesh.fsdp for choice in plan.choices(narrow, 24)} == {1, 8}, "768 is divisible by 24, and 512 is not"
 
 

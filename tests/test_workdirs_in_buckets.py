@@ -67,7 +67,7 @@ def test_a_run_in_a_bucket_that_has_a_checkpoint_needs_its_source_no_more(bucket
 
 def test_a_run_in_a_bucket_that_exists_needs_its_workdir_only(bucket, cache):
     place = f"{bucket}/runs/without-gin-file"
-    with pytest.raises(config.ConfigError, match="no run gs://bucket/runs/without-gin-file"):
+    with pytest.raises(config.ConfigError, match="gs://bucket/runs/without-gin-file holds no run"):
         cli.parse(cli.parser(""), [f"--workdir={place}"])
     text = gin_files.render(gin_files.load(["tiny.gin"], ["Encoder.layers=3"]))
     put(f"{place}/config.gin", text.encode())

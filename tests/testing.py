@@ -349,7 +349,7 @@ def encoder_states(encoder: dict, model: config.Model, vocabulary, ids: np.ndarr
 
 def little_rows(count: int) -> np.ndarray:
     """Rows of random ids below 99 for `LITTLE`, int32 [count, 16]. Every other row ends in padding."""
-    ids = np.random.default_rng(0).integers(4, 99, (count, LITTLE.max_positions)).astype(np.int32)
+    ids = np.random.default_rng(0).integers(4, 99, (count, LITTLE.encoder.max_positions)).astype(np.int32)
     ids[:, 0], ids[:, 12], ids[::2, 13:] = 0, 2, 1
     return ids
 

@@ -186,7 +186,7 @@ def describe_other_masks(runs: list[MeasuredRun]) -> list[str]:
     return [
         f"the ranks of {run.name} are measured with other masks than the run has"
         for run in runs
-        if run.training and run.training.evaluated.masking != run.experiment.evaluated.masking
+        if run.training and run.training.evaluated.objective != run.experiment.evaluated.objective
     ]
 
 

@@ -406,9 +406,11 @@ def write_checksums(directory: str | os.PathLike):
 
 def _verify(path: str | os.PathLike, content: bytes):
     """Raises ConfigError if CHECKSUMS beside a local file has another checksum of it."""
+    if storage.in_bucket(path):
+        return
     path = pathlib.Path(path)
     checksums = path.with_name(CHECKSUMS)
-    if storage.in_bucket(path) or not checksums.is_file():
+    if not checksums.is_file():
         return
     with storage.reading(checksums):
         lines = checksums.read_text().splitlines()

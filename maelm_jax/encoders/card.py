@@ -3,8 +3,12 @@
 Every figure comes from the files of the run.
 """
 
+import json
+import pathlib
 import string
+import typing
 
+from maelm_jax import config
 from maelm_jax.encoders import decoder_file, verify
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.encoders.export import Written
@@ -24,7 +28,7 @@ $table
 
 $loading
 
-## Verification
+$use## Verification
 
 $verification
 """)
@@ -79,16 +83,53 @@ const output = await model({ input_ids, attention_mask });
 training state. The implementation itself has not been run on this file."""),
 }
 NO_POOLER = " If the class has a pooler, `pooler_output` and its weights are not trained."
+# How to predict and to score with each kind of model: {pipeline_tag: text}.
+USE = {
+    "fill-mask": string.Template("""\
+## Predicting and scoring
+
+```python
+from transformers import AutoModelForMaskedLM, pipeline
+
+pipeline("fill-mask", model="$name"$trust)("The value is $mask.")
+model = AutoModelForMaskedLM.from_pretrained("$name"$trust)
+```
+
+$decoder`model` gives logits at every token. Read those at `$mask`. A pseudo-log-likelihood masks \
+each token in turn, as `minicons.scorer.MaskedLMScorer("$name", "cpu"$trust)` does.
+
+"""),
+    "text-classification": string.Template("""\
+## Classifying
+
+```python
+from transformers import pipeline
+
+classify = pipeline("text-classification", model="$name"$all)
+classify("A sentence.")  # two sentences: classify({"text": "One.", "text_pair": "Two."})
+```
+
+"""),
+}
 DECODER = string.Template(
-    " $file holds the decoder and the prediction head, which transformers does not read: its "
-    '`pipeline("fill-mask")` and `AutoModelForMaskedLM` answer from a random head. '
-    '`maelm_jax.load_encoder("$name").fill_mask` predicts masked tokens.'
+    "The decoder and its head are in $file. modeling_mae_lm.py, which `trust_remote_code` runs, "
+    "hides `$mask` from the encoder and gives it to the decoder. "
 )
 NO_TOKENIZER = string.Template(
     " There is no tokenizer.json, because no Hugging Face tokenizer gives this vocabulary's ids: "
     "instead of `AutoTokenizer`, use `SentencePieceProcessor` with `$name/sentencepiece.model`, "
     "and put the id $bos before and $eos after those of a text."
 )
+# {end of the name of a stock class: its task on the Hub}.
+PIPELINES = {
+    "MaskedLM": "fill-mask",
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+    "QuestionAnswering": "question-answering",
+}
+# {task of fine-tuning: the data set on the Hub}. The other tasks of GLUE are in GLUE.
+DATASETS = {"squad1": "rajpurkar/squad", "squad2": "rajpurkar/squad_v2"}
+GLUE, GLUE_TASKS = "nyu-mll/glue", "cola sst2 mrpc stsb qqp mnli qnli rte wnli".split()
 # {end of the name of a stock class: its outputs that a user reads}.
 OUTPUTS = {
     "MaskedLM": ("logits",),
@@ -116,23 +157,24 @@ def render(
     written: Written,
     has_tokenizer_json: bool,
     verification: list[verify.Report] | str,
+    metadata: dict[str, typing.Any] | None = None,
 ) -> str:
     """Returns the model card of the folder `name` as Markdown.
 
-    `verification` has the comparisons with JAX, or says why there were none.
+    `verification` has the comparisons with JAX, or says why there were none. `metadata` are entries
+    for the Hub that the run does not know, such as the license.
     """
     own, vocabulary = encoder.model.encoder, encoder.vocabulary
-    is_pretraining = source.experiment is not None and not source.results
-    is_mae_lm = is_pretraining and encoder.model.decoder is not None
+    has_decoder, buckets = decoder_file.is_in(encoder), own.relative_buckets
     rows = {
         "architecture": f"{written.architecture}: {own.layers} layers of width {own.width}, "
-        f"{own.heads} heads, feed-forward {own.feed_forward}, {own.positions} positions, "
-        f"relative buckets {own.relative_buckets}",
+        f"{own.heads} heads, feed-forward {own.feed_forward}, {own.positions} positions"
+        + (f", relative buckets {buckets}" if buckets != "none" else ""),
         "parameters": f"{written.parameters:,} in this folder",
         "longest input": f"{encoder.length} tokens",
     }
     if source.experiment is None:
-        rows["converted from"] = f"`{source.path}`"
+        rows["converted from"] = f"`{_last_part(source.path)}`"
     elif source.results:
         rows |= _describe_fine_tuning(source, written.architecture)
     else:
@@ -140,62 +182,139 @@ def render(
     head = next((head for head in OUTPUTS if written.architecture.endswith(head)), "")
     outputs = OUTPUTS.get(head, ("last_hidden_state",))
     notes = NO_POOLER if not head and "pooler/kernel" not in encoder.params else ""
-    if any(path.startswith("decoder/") for path in encoder.params):
-        notes += DECODER.substitute(file=decoder_file.FILE, name=name)
     if not has_tokenizer_json:
         notes += NO_TOKENIZER.substitute(name=name, bos=vocabulary.bos, eos=vocabulary.eos)
+    mask = vocabulary.pieces[vocabulary.mask]
     loading = LOADING[format].substitute(
         name=name,
         auto=f"AutoModelFor{head}" if head else "AutoModel",
         output="` and `".join(f"output.{name}" for name in outputs),
         names=", ".join(f'"{name}"' for name in outputs),
         notes=notes,
-        mask=vocabulary.pieces[vocabulary.mask],
+        mask=mask,
         bos=vocabulary.pieces[vocabulary.bos],
     )
-    tags = "tags: [mae-lm]\n" if is_mae_lm else ""
-    front = f"---\nlibrary_name: transformers\n{tags}---\n\n" if format == "huggingface" else ""
+    task = "fill-mask" if has_decoder else PIPELINES.get(head, "feature-extraction")
+    front, use = "", ""
+    if format == "huggingface":
+        front = _front_matter(name, source, task, metadata or {})
+        decoder = DECODER.substitute(file=decoder_file.FILE, mask=mask) if has_decoder else ""
+        several = source.results.get("label_separator") is not None
+        if task in USE and has_tokenizer_json:
+            use = USE[task].substitute(
+                name=name,
+                trust=", trust_remote_code=True" if has_decoder else "",
+                mask=mask,
+                decoder=decoder,
+                all=", top_k=None" if several else "",
+            )
     return front + CARD.substitute(
         name=name,
         made="trained" if source.experiment else "converted",
         table="\n".join(f"| {key} | {value} |" for key, value in rows.items()),
         loading=loading,
+        use=use,
         verification=_describe_verification(verification),
     )
+
+
+def _last_part(path: str) -> str:
+    """Returns a path, or a source of text, without the folders of this machine."""
+    if path.startswith(("tfds:", "seqio:")):
+        return path
+    kind = next((kind for kind in ("files:", config.RANDOM) if path.startswith(kind)), "")
+    return kind + pathlib.PurePath(path.removeprefix(kind)).name
+
+
+def _front_matter(
+    name: str, source: EncoderSource, task: str, metadata: dict[str, typing.Any]
+) -> str:
+    """Returns the YAML at the top of the card, which the Hub reads. Each value is JSON."""
+    results, experiment = source.results, source.experiment
+    entries: dict[str, typing.Any] = {"library_name": "transformers", "pipeline_tag": task}
+    dataset = {"name": "held-out text of the run", "type": "text"}
+    measured = []
+    if results:
+        trained_on = results.get("task", "")
+        hub_name = GLUE if trained_on in GLUE_TASKS else DATASETS.get(trained_on)
+        if hub_name:
+            entries |= {"language": "en", "datasets": [hub_name]}
+        dataset = {"name": trained_on, "type": hub_name or trained_on}
+        if results.get("score") is not None:
+            measured = [{"type": results["main_metric"], "value": round(results["score"], 4)}]
+    elif experiment is not None:
+        if list(experiment.corpus.rates) == ["installed_docs"]:
+            entries["language"] = "en"
+        if experiment.decoder:
+            entries["tags"] = ["mae-lm"]
+        for line in _evaluations(source)[-1:]:
+            measured = [
+                {"type": "loss", "name": "nats a masked token", "value": line["eval_loss"]},
+                {"type": "accuracy", "value": line["eval_accuracy"]},
+            ]
+    if measured:
+        result = {"task": {"type": task}, "dataset": dataset, "metrics": measured}
+        entries["model-index"] = [{"name": name, "results": [result]}]
+    lines = [f"{key}: {_as_yaml(value)}\n" for key, value in (entries | metadata).items()]
+    return f"---\n{''.join(lines)}---\n\n"
+
+
+def _as_yaml(value: typing.Any) -> str:
+    """Returns a value as YAML: a word as it is, anything else as JSON."""
+    is_word = isinstance(value, str) and value.replace("-", "").replace("_", "").isalpha()
+    return value if is_word else json.dumps(value, ensure_ascii=False)
+
+
+def _evaluations(source: EncoderSource) -> list[dict[str, typing.Any]]:
+    """Returns the recorded evaluations of a run up to the step of the source."""
+    lines = metrics.read(source.path)
+    return [line for line in lines if line["step"] <= source.step and "eval_loss" in line]
 
 
 def _describe_pretraining(source: EncoderSource) -> dict[str, str]:
     """Returns the table entries of a pretraining run: {name: text}."""
     experiment = source.experiment
-    run, corpus, objective = experiment.run, experiment.corpus, experiment.objective
-    masking = objective.masking
+    run, corpus = experiment.run, experiment.corpus
     heldout_rate = experiment.evaluated.objective.masking.rate
     started = run.continue_from or run.init_from
     lines = [line for line in metrics.read(source.path) if line["step"] <= source.step]
     trained = [line for line in lines if "loss" in line][-1:]
-    evaluated = [line for line in lines if "eval_loss" in line][-1:]
     losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in trained]
     losses += [
         f"held-out, at mask rate {heldout_rate:g}, {line['eval_loss']:.4f} "
         f"with accuracy {line['eval_accuracy']:.3f} (step {line['step']})"
-        for line in evaluated
+        for line in _evaluations(source)[-1:]
     ]
-    decoder = "There is no decoder"
-    if experiment.decoder:
-        layers = experiment.decoder.layers
-        decoder = f"A decoder of {layers} layer(s), not of the encoder, puts [MASK] back"
+    rates = corpus.rates.items()
     return {
-        "objective": f"{objective.title}: {masking.rate:.0%} of the tokens are masked, by "
-        f"{masking.unit}. {objective.encoder_mask_fraction:.0%} of these are in the encoder's "
-        "input, "
-        f"where {masking.random_fraction:.0%} become random tokens and "
-        f"{masking.keep_fraction:.0%} stay. {decoder}",
-        "corpus": "; ".join(f"`{name}` {rate:.0%}" for name, rate in corpus.rates.items()),
-        "started from": f"`{started}`" if started else "random weights",
+        "objective": _describe_objective(experiment),
+        "corpus": "; ".join(f"`{_last_part(name)}` {rate:.0%}" for name, rate in rates),
+        "started from": f"`{_last_part(started)}`" if started else "random weights",
         "steps": f"{source.step:,} of {run.train_steps:,}, each of {run.batch_size} rows of "
         f"{corpus.sequence_length} tokens",
         "loss, nats a predicted token": "; ".join(losses) or "not recorded",
     }
+
+
+def _describe_objective(experiment: config.Experiment) -> str:
+    """Returns what was masked, what the encoder read of it, and what predicts it."""
+    objective, masking = experiment.objective, experiment.objective.masking
+    reads = {
+        "mlm": "The encoder reads [MASK] at these",
+        "mae_lm": "The encoder sees none of these",
+        "causal": "The encoder reads the tokens before these",
+        "between": f"The encoder reads something at {objective.encoder_mask_fraction:.0%} of these",
+    }[objective.name]
+    if masking.random_fraction:
+        reads += f". {masking.random_fraction:.0%} become random tokens"
+    if masking.keep_fraction:
+        reads += f". {masking.keep_fraction:.0%} stay as they are"
+    decoder = ""
+    if experiment.decoder:
+        layers = experiment.decoder.layers
+        decoder = f". A decoder of {layers} layer{'s' * (layers > 1)} puts [MASK] back"
+    unit = "" if masking.unit == "token" else f" in whole {masking.unit}s"
+    return f"{objective.title}: {masking.rate:.0%} of the tokens are masked{unit}. {reads}{decoder}"
 
 
 def _describe_fine_tuning(source: EncoderSource, architecture: str) -> dict[str, str]:
@@ -203,12 +322,14 @@ def _describe_fine_tuning(source: EncoderSource, architecture: str) -> dict[str,
     results = source.results
     rows = {
         "fine-tuned on": results.get("task", "not recorded"),
-        "started from": f"`{results.get('init_from', 'not recorded')}`",
+        "started from": f"`{_last_part(results.get('init_from', 'not recorded'))}`",
         "steps": f"{source.step:,}",
     }
     if results.get("score") is not None:
         evaluated_on = ", ".join(results["evaluated_on"].values())
         rows["score"] = f"{results['main_metric']} {results['score']:.4f} on {evaluated_on}"
+    if results.get("labels"):
+        rows["labels"] = ", ".join(f"`{label}`" for label in results["labels"])
     if architecture.endswith("QuestionAnswering"):
         rows["logits"] = SPANS
         threshold = results.get("best", {}).get("best_f1_threshold")

@@ -120,6 +120,7 @@ def _write_stock_model(folder: pathlib.Path, encoder: "Encoder", dtype: str) -> 
         "architectures": [family.class_name + ending],
         **family.make_entries(model, special, size),
         **(head.config_entries() if head else {}),
+        **decoder_file.make_entries(encoder),
     }
     (folder / "config.json").write_text(
         json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"

@@ -188,8 +188,9 @@ def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
     names = {name: name for name in (recipes.MODULES, recipes.PROMPTS)}
     names |= {name: f"{first}/{name}" if first else name for name in recipes.ENCODER_SETTINGS}
     for module in filter(None, others):  # else it is the encoder itself
-        found = sorted((folder / module).glob("*"))
-        names |= {f"{module}/{file.name}": f"{module}/{file.name}" for file in found}
+        found = [f"{module}/{file.name}" for file in sorted((folder / module).glob("*"))]
+        # An export has code of this package only.
+        names |= {name: name for name in found if not name.endswith(".py")}
     files = {name: storage.inside(folder, place).path for name, place in names.items()}
     content = {name: file.read_bytes() for name, file in files.items() if file.is_file()}
     if first:
@@ -309,10 +310,10 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
     vocabulary = tokenizer.choose_vocabulary(
         stock, folder, content.get("pad_token_id") if stock.skips_positions else None
     )
-    decoder = decoder_file.read_settings(folder)
+    decoder = decoder_file.read_settings(folder, content, own.width)
     if decoder:
         whole = config.Model(own, decoder.decoder)
-        decoder_file.check_tensors(folder, _unpadded_shapes(whole, rows))
+        decoder_file.check(folder, content, whole, _unpadded_shapes(whole, rows))
 
     def read_tensors():
         pad = (stock.defaults | content)["pad_token_id"]

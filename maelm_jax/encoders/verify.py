@@ -15,7 +15,14 @@ import numpy as np
 from flax import traverse_util
 
 from maelm_jax import config
-from maelm_jax.encoders import families, family, published, tokenizer, weight_files
+from maelm_jax.encoders import (
+    decoder_file,
+    families,
+    family,
+    published,
+    tokenizer,
+    weight_files,
+)
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import ops
 
@@ -106,9 +113,15 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
     theirs = _run_torch(compute_states, rows, pad)
     reports = [_compare(f"hidden states of {type(stock).__name__}", theirs, states)]
     [name] = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
-    if name.endswith("Model"):
+    if decoder_file.is_in(encoder):  # the class of the package, which the folder has a copy of
+        from maelm_jax.encoders import modeling_mae_lm
+
+        name = decoder_file.class_name(encoder)
+        with_head = getattr(modeling_mae_lm, name).from_pretrained(folder).eval()
+    elif name.endswith("Model"):
         return reports
-    with_head = getattr(transformers, name).from_pretrained(folder).eval()
+    else:
+        with_head = getattr(transformers, name).from_pretrained(folder).eval()
 
     def compute_logits(ids):
         outputs = with_head(input_ids=ids, attention_mask=(ids != pad).long())

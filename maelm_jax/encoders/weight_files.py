@@ -79,13 +79,17 @@ def write_safetensors(
 ):
     """Writes tensors as a .safetensors file of `dtype` ("float32" or "bfloat16").
 
-    Its metadata are `format="pt"` by default.
+    Its metadata are `format="pt"` by default. Its mode is that of every new file (umask).
     """
     import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
     import safetensors.numpy
 
     contiguous = {name: np.ascontiguousarray(value, dtype) for name, value in tensors.items()}
+    file = pathlib.Path(path)
+    file.touch()
+    mode = file.stat().st_mode
     safetensors.numpy.save_file(contiguous, path, metadata or {"format": "pt"})
+    file.chmod(mode)  # the library replaces the file by one that only its owner can read
 
 
 def _read_pytorch_weights(path: pathlib.Path) -> dict[str, np.ndarray]:

@@ -181,7 +181,7 @@ class TokenTask(Task):
     # Model.
 
     def create_head(self, model, rngs):
-        is_transforming = families.choose_family(model).classifier.transforms_tokens
+        is_transforming = families.choose_family(model.encoder).classifier.transforms_tokens
         kind = heads.Classifier if is_transforming else TokenClassifier
         return kind(model, len(self.labels), rngs)
 

@@ -11,7 +11,7 @@ from maelm_jax.analysis import moments, ranks
 from maelm_jax.model import maelm, masking, model_inputs
 
 SPECIAL = config.SpecialIds.of_size(100)
-LENGTH, ROWS = LITTLE.max_positions, 70
+LENGTH, ROWS = LITTLE.encoder.max_positions, 70
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_moments_are_those_of_the_whole_matrix(encoder, settings):
     for name in moments.TOKEN_KINDS:
         assert found[name].count == len(whole[name]), name
         assert found[name].product.dtype == np.float64
-        for layer in range(LITTLE.layers + 1):
+        for layer in range(LITTLE.encoder.layers + 1):
             x = whole[name][:, layer]
             np.testing.assert_allclose(found[name].product[layer], x.T @ x, rtol=1e-4, atol=1e-3)
             np.testing.assert_allclose(found[name].total[layer], x.sum(0), rtol=1e-4, atol=1e-3)

@@ -10,7 +10,7 @@ from maelm_jax.analysis import moments, monitor, ranks
 from maelm_jax.model import keys, maelm
 
 SPECIAL = config.SpecialIds.of_size(100)
-LENGTH, WIDTH, ROWS = LITTLE.max_positions, LITTLE.width, 70
+LENGTH, WIDTH, ROWS = LITTLE.encoder.max_positions, LITTLE.encoder.width, 70
 
 
 def test_the_monitor_measures_what_the_analysis_does():
@@ -26,7 +26,7 @@ def test_the_monitor_measures_what_the_analysis_does():
     assert min(found.values()) > 1
     assert found["rank_all_last"] == found["rank_real_last"], "this encoder reads no [MASK]"
     mlm = objective_of(rate=0.5, encoder_mask_fraction=1.0)
-    masked = dataclasses.replace(settings, masking=mlm)
+    masked = dataclasses.replace(settings, objective=mlm)
     with_masks = monitor.RankMonitor(masked, 100, SPECIAL, little_rows(ROWS), mesh)
     logged = with_masks({"encoder": params})
     measure = jax.jit(moments.measure(masked, 100, SPECIAL))
@@ -36,6 +36,6 @@ def test_the_monitor_measures_what_the_analysis_does():
         product = whole["real"].product[layer] + whole["mask"].product[layer]
         assert logged[f"rank_all_{name}"] == ranks.effective_rank(ranks.spectrum(product), 0.9)
     assert any(logged[f"rank_all_{name}"] != logged[f"rank_real_{name}"] for name in ("middle", "last")), logged
-    masking = objective_of(rate=0.5, heldout_rate=objective_of().rate)
-    assert monitor.RankMonitor(dataclasses.replace(settings, masking=masking), 100, SPECIAL, little_rows(ROWS), mesh)({"encoder": params}) == found
+    masking = objective_of(rate=0.5, heldout_rate=0.15)
+    assert monitor.RankMonitor(dataclasses.replace(settings, objective=masking), 100, SPECIAL, little_rows(ROWS), mesh)({"encoder": params}) == found
     assert monitor.RankMonitor(settings, 100, SPECIAL, little_rows(ROWS)[:4], mesh)({"encoder": params}) == {}, "too few tokens: no rank"

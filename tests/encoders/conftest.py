@@ -37,7 +37,10 @@ KINDS = {
         "Encoder.biases": False,
         "Decoder.relative_bias": False,
     },
-    "roberta-mlm": {"Encoder.relative_buckets": "none", "Objective.name": "mlm"},
+    "roberta-mlm": {
+        "Encoder.relative_buckets": "none",
+        "Objective.name": "mlm",
+    },
     "reference": {"Encoder.relative_buckets": "reference", "Encoder.num_buckets": 64, "Decoder.relative_bias": False, "Decoder.layers": 2},
 }
 

@@ -163,7 +163,7 @@ def test_masked_tokens_are_predicted_from_the_other_tokens(workdirs, vocabulary,
     for text, masks in zip(TEXTS, predicted, strict=True):
         ids = np.asarray([[vocabulary.bos, *vocabulary.encode_masked(text), vocabulary.eos]], np.int32)
         masked = ids == vocabulary.mask
-        visible = masked if encoder.mask_fraction > 0.5 else np.zeros_like(masked)
+        visible = masked if encoder.reads_masks else np.zeros_like(masked)
         positions, sizes = np.arange(ids.shape[1], dtype=np.int32)[None], model_inputs.Budget(ids.shape[1], int(masked.sum()))
         inputs = model_inputs.split(*map(jnp.asarray, (ids, np.ones_like(ids), positions, masked, visible)), sizes, vocabulary.mask)
         computed = jax.jit(lambda params, inputs: maelm.apply(graph, params)(inputs))(unflatten(encoder.params), inputs)
@@ -223,14 +223,14 @@ def test_a_folder_without_head_says_what_to_load(copy_export, tmp_path):
 
 def test_masks_are_read_by_an_encoder_that_read_them_in_pretraining(make_workdir, tmp_path):
     """A decoder does not tell: the encoder of delta 1 reads all masks. The export keeps that."""
-    read = {"Masking.encoder_mask_fraction": 1.0}
+    read = {"Objective.name": "between", "Objective.mask_fraction": 1.0}
     settings = {
         "hidden": {},
         "read": read,
         "kept": read | {"Decoder.refills_mask": False},
         "renumbered": {"Masking.renumber": True},
         "random": read | {"Masking.random_fraction": 1.0},
-        "mlm": read | {"Masking.random_fraction": 1.0, "Decoder.layers": 0, "Decoder.relative_bias": False},
+        "mlm": {"Objective.name": "mlm", "Masking.random_fraction": 1.0},
     }
     loaded = {name: maelm_jax.load_encoder(make_workdir(tmp_path / name, changes)) for name, changes in settings.items()}
     assert {name for name in settings if loaded[name].reads_masks} == {"read", "kept", "mlm"}, "in MLM nothing else predicts"
@@ -239,8 +239,8 @@ def test_masks_are_read_by_an_encoder_that_read_them_in_pretraining(make_workdir
     for name in ("kept", "renumbered"):
         loaded[name].save_pretrained(tmp_path / "out" / name)
         again = maelm_jax.load_encoder(tmp_path / "out" / name)
-        for field in ("mask_fraction", "renumber"):
-            assert getattr(again, field) == getattr(loaded[name], field)
+        assert again.objective.visible_mask_fraction == loaded[name].objective.visible_mask_fraction
+        assert again.objective.masking.renumber == loaded[name].objective.masking.renumber
         assert again.model.decoder.refills_mask == loaded[name].model.decoder.refills_mask
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -11,7 +12,8 @@ import sys
 import jax
 import numpy as np
 import pytest
-from testing import ROOT, call, flatten, model_of
+import yaml
+from testing import ROOT, call, flatten, model_of, objective_of
 
 import maelm_jax
 from maelm_jax import config, export, gin_files
@@ -58,7 +60,10 @@ def make_untrained(model: config.Model, vocabulary, **more) -> encoder.Encoder:
 def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
     assert run(workdirs["mpnet"], tmp_path / "out") == 0
     files = sorted(path.name for path in (tmp_path / "out").iterdir())
-    weights, words = "config.json decoder.safetensors model.safetensors", "sentencepiece.model tokenizer.json tokenizer_config.json vocabulary.sha256"
+    weights, words = (
+        "config.json decoder.safetensors model.safetensors modeling_mae_lm.py",
+        "sentencepiece.model tokenizer.json tokenizer_config.json vocabulary.sha256",
+    )
     assert files == f"README.md {weights} {words}".split()
     text = (tmp_path / "out" / "README.md").read_text()
     for what in ("MAE-LM (arXiv 2302.02060)", "`installed_docs` 100%", "12 of 12, each of 32 rows of 48 tokens", "6.1250", "Not verified"):
@@ -152,6 +157,10 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
     content, text = export_tuned("rte", classifier)
     assert content["architectures"] == ["MPNetForSequenceClassification"] and content["id2label"] == {"0": "yes", "1": "no"}
     assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == 96
+    entries = front_matter(text)
+    assert entries["pipeline_tag"] == "text-classification" and entries["datasets"] == ["nyu-mll/glue"]
+    assert entries["model-index"][0]["results"][0]["metrics"] == [{"type": "accuracy", "value": 0.625}]
+    assert "labels | `yes`, `no`" in text and 'pipeline("text-classification"' in text and "started from | `tiny`" in text
     assert "fine-tuned on | rte" in text and "accuracy 0.6250" in text and "AutoModelForSequenceClassification" in text
     content, text = export_tuned("rte", classifier, task="own", label_separator=",")
     assert content["problem_type"] == "multi_label_classification" and "A text has the labels whose logit is above 0" in text
@@ -171,28 +180,59 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
 # The card.
 
 
+def front_matter(text: str) -> dict:
+    """What the Hub reads of a card."""
+    return yaml.safe_load(text.split("---\n")[1])
+
+
 def test_a_card_says_what_is_known_of_the_training_and_which_output_is_trained(copy_export, tmp_path):
     """The second export is of the first one, a folder of whose training nothing is known."""
     copy_export("mpnet", tmp_path / "first")
     copy_export("mpnet-mlm", tmp_path / "mlm")
     assert run(tmp_path / "first", tmp_path / "second") == 0
     first, second, mlm = ((tmp_path / name / "README.md").read_text() for name in ("first", "second", "mlm"))
-    assert f"converted from | `{tmp_path / 'first'}`" in second and "objective" not in second
-    assert "tags: [mae-lm]" in first and "mae-lm" not in second and "tags:" not in mlm
-    for text, has_head in ((first, False), (second, False), (mlm, True)):
-        assert ("`pooler_output` and its weights are not trained" in text) != has_head
-        assert ("answer from a random head" in text) != has_head
+    assert "converted from | `first`" in second and "objective" not in second
+    for text, has_decoder in ((first, True), (second, True), (mlm, False)):
+        assert "random head" not in text and str(tmp_path) not in text
+        assert ("`pooler_output` and its weights are not trained" in text) == has_decoder
+        assert ("trust_remote_code=True" in text) == has_decoder and "MaskedLMScorer" in text and 'pipeline("fill-mask"' in text
+    first, second, mlm = (front_matter(text) for text in (first, second, mlm))
+    assert first["pipeline_tag"] == second["pipeline_tag"] == mlm["pipeline_tag"] == "fill-mask"
+    assert first["language"] == "en" and first["tags"] == ["mae-lm"] and "tags" not in mlm and "model-index" not in second
+    metrics = {metric["type"]: metric["value"] for metric in first["model-index"][0]["results"][0]["metrics"]}
+    assert metrics == {"loss": 6.125, "accuracy": 0.25}
+
+
+def test_what_only_the_user_knows_is_given_for_the_hub(workdirs, tmp_path):
+    given = ["--metadata=license=apache-2.0", "--metadata=datasets=user/corpus", "--metadata=language=en,de"]
+    assert run(workdirs["roberta"], tmp_path / "out", *given) == 0
+    entries = front_matter((tmp_path / "out" / "README.md").read_text())
+    assert (entries["license"], entries["datasets"], entries["language"]) == ("apache-2.0", ["user/corpus"], ["en", "de"])
+    assert "--metadata=license" in refuse(workdirs["roberta"], tmp_path / "other", "--metadata=license")
 
 
 @pytest.mark.parametrize("file", sorted(path.stem for path in (ROOT / "configs" / "ablations").glob("*.gin")))
 def test_a_card_describes_every_ablation(file, tmp_path, vocabulary):
-    experiment = gin_files.load(["tiny.gin", f"ablations/{file}.gin"])
-    settings = {name: getattr(experiment.model, name) for name in config.field_names(config.Model, part="encoder")}
-    found = source.EncoderSource(str(tmp_path), "workdir", settings, None, 48, 0.0, dict, experiment, 12)
+    experiment = gin_files.load(["tiny.gin", f"ablations/{file}.gin"], [f"Run.init_from='{tmp_path}/start'", f"Corpus.text_files='{tmp_path}/*.txt'"])
+    settings = dataclasses.asdict(experiment.encoder)
+    found = source.EncoderSource(
+        str(tmp_path), "workdir", settings, experiment.decoder, experiment.objective, None, 48, dict, experiment=experiment, step=12
+    )
     untrained = encoder.Encoder({}, experiment.model, vocabulary, 48)
     text = card.render("huggingface", "name", found, untrained, folders.Written("MPNetModel", 3), True, "x")
-    assert f"masked, by {experiment.objective.objective.objective.objective.objective.objective.masking.unit}." in text
-    assert f"{experiment.objective.objective.objective.objective.objective.objective.masking.random_fraction:.0%} become random tokens" in text
+    masking = experiment.objective.masking
+    assert f"{masking.rate:.0%} of the tokens are masked" in text and (f"in whole {masking.unit}s" in text) == (masking.unit != "token")
+    assert (f"{masking.random_fraction:.0%} become random tokens" in text) == (masking.random_fraction > 0)
+    assert str(tmp_path) not in text and "`start`" in text and " 0%" not in text
+
+
+def test_every_user_can_read_an_export(workdirs, tmp_path):
+    before = os.umask(0o022)
+    try:
+        assert run(workdirs["mpnet"], tmp_path / "out") == 0
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o644}
 
 
 # What is refused.
@@ -233,17 +273,17 @@ def test_what_a_format_cannot_hold_is_refused_with_the_format_to_use(vocabulary,
 
     modern = gin_files.load(["modern_tiny.gin"]).model
     folders.check_format("huggingface", make_untrained(modern, vocabulary), "run")
-    assert "biases" in refuse_format("huggingface", dataclasses.replace(modern, biases=True))
-    published_model = dataclasses.replace(usual, relative_buckets="reference")
+    assert "biases" in refuse_format("huggingface", model_of(modern, biases=True))
+    published_model = model_of(usual, relative_buckets="reference")
     assert "--format=huggingface" in refuse_format("reference", modern)
     folders.check_format("reference", make_untrained(published_model, vocabulary), "run")
     for change in ({"decoder_causal": True}, {"decoder_attention": "self+cross"}, {"decoder_width": 64}):
-        assert "--format=huggingface" in refuse_format("reference", dataclasses.replace(published_model, **change))
+        assert "--format=huggingface" in refuse_format("reference", model_of(published_model, **change))
     assert "fine-tuned" in refuse_format("reference", published_model, head=family.FineTunedHead(family.QUESTION_ANSWERING))
-    assert "encoder_mask_fraction" in refuse_format("reference", published_model, mask_fraction=0.5)
-    assert "renumber" in refuse_format("reference", published_model, renumber=True)
-    assert "token_types" in refuse_format("reference", dataclasses.replace(published_model, token_types=2))
-    folders.check_format("huggingface", make_untrained(dataclasses.replace(usual, decoder_causal=True), vocabulary), "run")
+    assert "Objective.name" in refuse_format("reference", published_model, objective=config.Objective.between(0.5))
+    assert "renumber" in refuse_format("reference", published_model, objective=objective_of(renumber=True))
+    assert "token_types" in refuse_format("reference", model_of(published_model, token_types=2))
+    folders.check_format("huggingface", make_untrained(model_of(usual, decoder_causal=True), vocabulary), "run")
 
 
 @pytest.mark.parametrize("ids", [(1, 1000, 2, 0, 1001), (0, 1, 2, 3, 4)])

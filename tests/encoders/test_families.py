@@ -101,9 +101,9 @@ def test_the_tokenizer_reads_pairs_as_the_family_does(copy_stock, stock_name, mo
 
 
 def test_a_pair_has_types_only_where_the_encoder_has_a_table_of_them():
-    counts = {count: families.choose_pair_format(model_of(family="bert", token_types=count)).has_types for count in (1, 2)}
+    counts = {count: families.choose_pair_format(config.Encoder(family="bert", token_types=count)).has_types for count in (1, 2)}
     assert counts == {1: False, 2: True}
-    assert not families.choose_pair_format(model_of(family="roberta", token_types=2)).has_types
+    assert not families.choose_pair_format(config.Encoder(family="roberta", token_types=2)).has_types
 
 
 @pytest.mark.parametrize("stock_name", ["bert", "electra", "modernbert"])
@@ -214,7 +214,7 @@ def test_an_encoder_of_other_layers_replaces_those_of_the_config(copy_stock, tmp
     folder = copy_stock("bert", "AutoModel", tmp_path / "stock")
     experiment = gin_files.load(["modern_tiny.gin"], ["SEQUENCE_LENGTH=32"])
     model = adoption.adopt_settings(experiment, source.find_encoder(folder)).experiment.model
-    assert not layouts.list_misfits(model, layouts.BERT_LAYERS) and model.token_types == 2
+    assert not layouts.list_misfits(model.encoder, layouts.BERT_LAYERS) and model.encoder.token_types == 2
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def test_gradients(exported, workdirs, vocabulary):
     their_loss = torch.nn.functional.cross_entropy(logits, torch.tensor(labels))
     their_loss.backward()
     assert abs(their_loss.item() - float(value)) < 1e-5 * float(value)
-    mappings = mpnet.MPNET.encoder_mappings(encoder.model, vocabulary.pad, "")
+    mappings = mpnet.MPNET.encoder_mappings(encoder.model.encoder, vocabulary.pad, "")
     expected = layouts.export_tensors({path: np.asarray(value) for path, value in gradient.items()}, mappings, vocabulary.size)
     for name, ours in expected.items():
         theirs = stock.get_parameter(name).grad.numpy()

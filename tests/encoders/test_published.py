@@ -36,7 +36,8 @@ def test_the_config_that_the_message_names_makes_any_run_exportable(make_workdir
         assert not published.list_misfits(gin_files.load([size, published.CONFIG]).model)
         assert not published.list_misfits(gin_files.load([size, "mlm.gin", published.CONFIG]).model)
     model = gin_files.load(["tiny.gin", published.CONFIG]).model
-    run = make_workdir(tmp_path / "run", {f"Model.{name}": getattr(model, name) for name in ("relative_buckets", "decoder_relative_bias")})
+    assert model.encoder.relative_buckets == "reference"
+    run = make_workdir(tmp_path / "run", {"Encoder.relative_buckets": "reference", "Decoder.relative_bias": model.decoder.relative_bias})
     assert export.main([f"--workdir={run}", f"--output={tmp_path / 'out'}", "--format=reference", "--no-verify"]) == 0
     assert weight_files.read_pytorch(tmp_path / "out" / "model.pt")["args"].rel_pos == 1
 
@@ -54,7 +55,7 @@ def test_a_case_of_the_reference_as_a_checkpoint(path, tmp_path):
     assert np.array_equal(values["encoder/blocks/feed_forward/up/kernel"][1], weights["encoder.sentence_encoder.layers.1.fc1.weight"].T)
     published.write(tmp_path / "model.pt", values, found.model, case["vocab_size"], 8)
     stored = weight_files.read_pytorch(tmp_path / "model.pt")
-    head = "gen_decoder" if found.model.decoder.layers else "encoder"
+    head = "gen_decoder" if found.decoder else "encoder"
     assert np.array_equal(stored["model"][f"{head}.lm_head.weight"], weights[published.TOKENS]), "tied copies are there"
     assert stored["args"].rel_pos_bins == case["rel_pos_bins"]
     again = source.find_encoder(tmp_path / "model.pt")

@@ -161,8 +161,8 @@ def test_an_export_keeps_its_dropout_and_changes_none_of_a_run(make_workdir, tmp
     assert (found.model.dropout.hidden, found.model.dropout.attention, found.model.decoder.refills_mask) == (0.25, 0.2, False)
     before = gin_files.load(["tiny.gin"])
     after = adoption.adopt_settings(before, found).experiment.model
-    assert (after.dropout, after.attention_dropout) == (before.model.dropout.hidden, before.model.dropout.attention)
-    assert after.decoder_refills_mask is False, "part of the decoder's function"
+    assert after.dropout == before.dropout
+    assert after.decoder.refills_mask is False, "part of the decoder's function"
 
 
 # A workdir whose files contradict each other.
@@ -176,7 +176,7 @@ def edited(workdirs, tmp_path):
         folder = tmp_path / "run"
         shutil.copytree(workdirs[name], folder)
         experiment = gin_files.load([str(workdirs[name] / "config.gin")])
-        experiment = dataclasses.replace(experiment, model=model_of(experiment.model, **changes))
+        experiment = experiment.with_model(model_of(experiment.model, **changes))
         (folder / "config.gin").write_text(gin_files.render(experiment))
         return folder
 
@@ -213,7 +213,7 @@ def test_the_longest_input_is_what_was_trained(edited, results, started_from, le
     run = edited("mpnet")
     (run / "results.json").write_text(json.dumps(results))
     if started_from:
-        source.EncoderSource("stock", "bert folder", {"decoder_layers": 0}, None, started_from, 0.0, dict).write_origin(run)
+        source.EncoderSource("stock", "bert folder", {}, None, config.Objective(), None, started_from, dict).write_origin(run)
     assert source.find_encoder(run).length == length
 
 
@@ -360,7 +360,7 @@ def test_a_stock_folder_is_taken_over(copy_export, workdirs, tmp_path):
 def test_a_workdir_gives_its_shape_and_its_decoder_unless_the_run_has_an_ablation(workdirs, changes, taken, is_kept):
     """Self-attention and cross-attention have parameters of the same names and shapes."""
     found, experiment = source.find_encoder(workdirs["mpnet"]), gin_files.load([str(workdirs["mpnet"] / "config.gin")])
-    run = dataclasses.replace(experiment, model=model_of(experiment.model, **changes))
+    run = experiment.with_model(model_of(experiment.model, **changes))
     model = adoption.adopt_settings(run, found).experiment.model
     assert model == model_of(run.model, **taken)
     assert any(path.startswith("decoder/") for path in found.read_params(model)) == is_kept
@@ -383,7 +383,7 @@ def test_rows_longer_than_those_of_a_rotary_encoder_are_read_if_the_run_has_the_
     assert sum("stays" in line for line in changes) == 2
     smaller = ["Encoder.max_positions=64", "Encoder.rotary_theta=5000.0"]
     model = adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], smaller), found).experiment.model
-    assert (model.max_positions, model.rotary_theta) == (160, 10_000.0)
+    assert (model.encoder.max_positions, model.encoder.rotary_theta) == (160, 10_000.0)
     with pytest.raises(config.ConfigError, match="set Encoder.max_positions=256"):
         adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], [longer[0], "Run.init_from='there'"]), found)
 
@@ -393,7 +393,7 @@ def test_a_table_of_learned_positions_is_repeated_for_longer_rows(workdirs, tmp_
     settings = ["SEQUENCE_LENGTH=319", f"Run.init_from='{found.path}'"]
     adopted, changes = adoption.adopt_settings(gin_files.load(["tiny.gin"], settings), found)
     model = adopted.model
-    assert model.max_positions == 319 and "160 learned positions" in " ".join(changes)
+    assert model.encoder.max_positions == 319 and "160 learned positions" in " ".join(changes)
     fresh = step.State(np.int32(0), blank_params(model, 600), ())
     loaded = start.load_state(start.StartingPoint(adopted, encoder=found), str(tmp_path), fresh, lambda: fresh, 600)
     before, after = found.read_params(model)["encoder/position_embedding"], loaded.state.params["encoder"]["position_embedding"]
@@ -418,7 +418,7 @@ def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_ov
     settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{found.path}'"]
     fitting, other = (gin_files.load(["continue.gin"], [*settings, f"Decoder.width={width}"]) for width in (24, 20))
     assert adoption.adopt_settings(fitting, found).experiment.model.decoder.width == 24
-    with pytest.raises(config.ConfigError, match="decoder_width 20 is not a multiple of the encoder's head size 8"):
+    with pytest.raises(config.ConfigError, match="Decoder.width 20 is not a multiple of the encoder's head size 8"):
         adoption.adopt_settings(other, found)
 
 

@@ -260,7 +260,7 @@ def test_the_settings_of_pretraining_do_not_reach_fine_tuning(pretrained, tmp_pa
     lines = [f"Optimizer.{name} = {value}" for name, value in other.items()]
     lines += ["Mesh.data = 2", "Mesh.fsdp = 2", "Mesh.tensor = 2", "Run.accumulate = 4", "Run.batch_size = 2048", "Masking.heldout_rate = 0.15"]
     with (tmp_path / "other" / "config.gin").open("a") as file:
-        file.write("\n".join(lines))
+        file.write("\n".join(lines) + "\n")
     one, another = (grid.plan([str(path)], ["finetune/rte.gin"], [])[0].experiment for path in (pretrained, tmp_path / "other"))
     for name in other:
         assert getattr(one.optimizer, name) == getattr(another.optimizer, name), name

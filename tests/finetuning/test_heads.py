@@ -1,11 +1,9 @@
 """Heads and their losses: what counts, and where an answer can be."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from testing import fresh_model
+from testing import fresh_model, model_of
 
 from maelm_jax import config, gin_files
 from maelm_jax.finetuning import batches, grid, heads
@@ -38,7 +36,7 @@ def test_neither_padding_nor_rows_without_weight_count(pretrained):
 
 def test_the_seed_in_the_batch_draws_the_dropout(pretrained):
     _, params = fresh_model(pretrained, PAIR)
-    graph, _ = heads.define(dataclasses.replace(gin_files.load([str(pretrained / "config.gin")]).model, dropout=0.5), 500, 1, PAIR)
+    graph, _ = heads.define(model_of(gin_files.load([str(pretrained / "config.gin")]).model, dropout=0.5), 500, 1, PAIR)
     loss_fn, numbers = heads.loss_function(graph, PAIR), jnp.arange(4, dtype=jnp.uint32)
     batch = a_batch(12, np.asarray([0, 1, 1], np.int32))
 

@@ -34,7 +34,7 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
     here, there = initial_encoder.load(str(pretrained)), initial_encoder.load(str(tmp_path / "stock"))
     jax.tree.map(np.testing.assert_array_equal, *(one.load_into(fresh)["encoder"] for one in (here, there)))
     settings = [grid.settings_of("rte", one, [], []).model for one in (here, there)]
-    assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
+    assert [one.encoder.width for one in settings] == [32, 32] and settings[1].encoder.max_positions == 64
 
 
 def test_the_pooler_of_a_fine_tuned_bert_is_kept(pretrained, tmp_path):

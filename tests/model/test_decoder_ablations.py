@@ -59,7 +59,7 @@ def test_decoder_width(width):
     params = jax.eval_shape(init, jax.random.key(0))
     blocks = params["decoder"]["blocks"]
     assert blocks["attention"]["query"]["kernel"].shape == (1, width, width) and blocks["feed_forward"]["up"]["kernel"].shape == (1, width, 2 * width)
-    assert experiment.model.decoder.settings.stack.heads == width // 64
+    assert experiment.model.decoder_settings.stack.heads == width // 64
     assert params["decoder"]["relative_bias"]["table"].shape[1] == width // 64
     assert params["decoder"]["resize"]["kernel"].shape == (64, width) and params["head"]["resize"]["kernel"].shape == (width, 64)
     assert "bias" not in params["head"]["resize"]

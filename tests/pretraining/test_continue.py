@@ -66,7 +66,7 @@ def test_a_causal_phase_goes_on_as_mlm_and_as_mae_lm(text, tmp_path):
     assert done.status == 0, done.stderr
     flags = training(text, tmp_path / "mlm", "--gin_file=mlm.gin", f"--gin.Run.continue_from={first}")
     found = starts.find_starting_point(cli.parse(cli.parser(""), flags).experiment, str(tmp_path / "mlm"))
-    assert found.parent.step == 4 and not found.experiment.model.causal and "Objective.name: True -> False" in found.parent.changes
+    assert found.parent.step == 4 and not found.experiment.model.causal and "Objective.name: 'causal' -> 'mlm'" in found.parent.changes
     assert not adoption.adopt_settings(gin_files.load(["tiny.gin"]), source.find_encoder(first)).experiment.model.causal
     tuning = ["--gin_file=finetune/rte.gin", f"--init_from={first}", f"--workdir={tmp_path / 'out'}"]
     for command in (["export", f"--workdir={first}", f"--output={tmp_path / 'out'}"], ["evaluate", f"--models={first}"], ["finetune", *tuning]):
@@ -88,7 +88,7 @@ def test_what_has_no_weights_may_differ(uninterrupted):
 @pytest.mark.parametrize(
     "binding,message",
     [
-        ("Encoder.layers=2", "Encoder.layers is 1 there, 2 here"),
+        ("Encoder.layers=2", "Encoder.layers: 1 -> 2"),
         ("Encoder.feed_forward=32", "Encoder.feed_forward"),
         ("Encoder.normalization='pre'", "Encoder.normalization"),
         ("Encoder.max_positions=256", "Encoder.max_positions"),

@@ -56,7 +56,7 @@ def test_a_resumed_run_keeps_its_own_decoder_settings(tmp_path, begun):
 def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_path, begun, has_decoder, layers):
     """The source may be another one by now."""
     begun(settings("gone"))
-    encoder = source.EncoderSource("gone", "a folder", {"decoder_layers": int(has_decoder)}, None, 64, 0.0, dict)
+    encoder = source.EncoderSource("gone", "a folder", {}, config.Decoder() if has_decoder else None, config.Objective(), None, 64, dict)
     encoder.write_origin(tmp_path)
     now = settings("gone", "Decoder.layers=4")
     assert start.find_starting_point(now, str(tmp_path)).experiment.model.decoder.layers == layers
@@ -64,10 +64,8 @@ def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_p
 
 def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path, monkeypatch):
     """Otherwise the run would train a vocabulary, with other ids than those of the weights."""
-    model = gin_files.load(["base.gin"]).model
-    parts = [config.field_names(config.Model, part=part) for part in ("encoder", "decoder")]
-    found = {name: getattr(model, name) for part in parts for name in part}
-    weights = source.EncoderSource("weights.pt", "a checkpoint", found, None, 512, 0.0, dict)
+    found = dataclasses.asdict(gin_files.load(["base.gin"]).encoder)
+    weights = source.EncoderSource("weights.pt", "a checkpoint", found, config.Decoder(), config.Objective(), None, 512, dict)
     monkeypatch.setattr(source, "find_encoder", lambda path: weights)
     bindings = ["Run.init_from='weights.pt'", "TEXT_FILES='*.txt'", "SEQUENCE_LENGTH=64"]
     with pytest.raises(config.ConfigError, match="has no vocabulary, .* name its file with --gin.Vocabulary.file"):
