@@ -123,15 +123,11 @@ def checked_loss(
 
 
 def blimp(encoder: Encoder, pattern: str | None, most: int) -> dict | None:
-    """Returns the score on minimal pairs, of the first `most` pairs of each paradigm."""
+    """Returns the score on minimal pairs, of `most` pairs of each paradigm."""
     if not pattern:
         return None
-    read, counts = [], {}
-    for pair in pairs.read(pattern):
-        counts[pair.paradigm] = counts.get(pair.paradigm, 0) + 1
-        if counts[pair.paradigm] <= most:
-            read.append(pair)
-    (score,) = pairs.as_json({"blimp": pairs.score(encoder, read, "blimp")})
+    read = pairs.read(pattern, most)
+    (score,) = pairs.as_json(read, {"blimp": pairs.score(encoder, read, "blimp")})
     return {"pairs": len(read), **score}
 
 

@@ -18,9 +18,11 @@ own corpus, masked as in its own evaluations, with --seed. A fine-tuned run is m
 of the run that it began from. --step measures another checkpoint than the newest. --all_steps also
 measures the last layer at every checkpoint. --gin.NAME=VALUE and --gin_file change settings of
 every run's config.gin: Corpus.text_files selects other text, and Corpus.rows_dir is needed where
-rows were moved. The command writes report.md, its figures, and ranks.json with every number into
-the workdir (default runs/report), where it replaces an earlier report of the same runs only. Exit
-status: 0 done, 2 wrong input, 1 anything else.
+rows were moved. The command writes report.md, its figures (.png and .pdf), and ranks.json with
+every number into the workdir (default runs/report), where it replaces an earlier report of the same
+runs only. held-out_loss.pdf has the losses of all runs by tokens, words and hours of training.
+--names gives the runs other names than those of their folders. Exit status: 0 done, 2 wrong input,
+1 anything else.
 """
 
 import argparse
@@ -56,6 +58,8 @@ def main(argv: list[str]) -> int:
         workdirs = cli.listed("--runs", args.runs)
         opened = runs.open_runs(workdirs, args.gin_file, bindings, args.step)
         rows = [runs.read_heldout_rows(run, args.tokens) for run in opened]
+    if args.names:
+        opened = runs.rename(opened, cli.listed("--names", args.names))
     for run, rows_of_run in zip(opened, rows, strict=True):
         runs.require_tokens(run, rows_of_run)
     report.check_folder(args.workdir, [run.path for run in opened])
@@ -112,6 +116,8 @@ def _flags() -> argparse.ArgumentParser:
     analysed.add_argument("--runs", metavar="RUN,RUN", help=runs)
     encoders = "any encoders instead of runs, measured on the documents of --text"
     analysed.add_argument("--encoders", metavar="PATH,PATH", help=encoders)
+    names = "names of the runs or encoders in tables and figures, in their order"
+    flags.add_argument("--names", metavar="NAME,NAME", help=names)
     text = "with --encoders: glob of text files, as Corpus.text_files"
     flags.add_argument("--text", metavar="FILES", help=text)
     tau = f"share of the squared length that the effective rank holds; default {ranks.TAU}"

@@ -719,8 +719,19 @@ class Run(Settings):
         "steps",
         free=True,
     )
+    keep_at: tuple[Positive, ...] = setting(
+        (), "Checkpoints are written after these steps, and kept.", "steps", free=True
+    )
+    keep_at_words: tuple[Positive, ...] = setting(
+        (),
+        "Checkpoints are written after so much text, and kept (docs/babylm.md).",
+        "words",
+        free=True,
+    )
 
     def check(self):
+        self.require_distinct("keep_at")
+        self.require_distinct("keep_at_words")
         self.require(
             not (self.init_from and self.continue_from),
             "init_from and continue_from are both given. Leave one of them out",

@@ -17,8 +17,14 @@ masks. This gives the `eval_loss` of its metrics.jsonl.
 
 With --pairs, the models are scored on minimal pairs such as BLiMP: the share of pairs whose
 grammatical sentence is the likelier one. Each token is masked in turn, and the log-probabilities of
-a sentence are summed. Equal sums count one half. The interval of the mean over paradigms is over
-pairs. It does not say how much another seed of training would change the score.
+a sentence are summed. Equal sums count one half. The files of EWoK and COMPS are read too: there
+only the continuation is scored. The interval of the mean over paradigms is over pairs. It does not
+say how much another seed of training would change the score. The line "by word" also masks the
+later tokens of the same word. --floor adds what the first model's token frequencies and its fresh
+weights get.
+
+With --probe, a logistic regression reads the mean states of every layer, on five folds of GLUE's
+training examples (the first 10,000). The score of the most frequent class is beside it.
 
 Without --pairs, the table has the mean loss in nats and its 95% interval over batches of rows, the
 accuracy, and how far the loss is below that of a model that knows only how often each token is in
@@ -54,6 +60,8 @@ def main(argv: list[str]) -> int:
     _check_flags(args, bindings)
     if args.pairs:
         return _score_pairs(args)
+    if args.probe:
+        return _probe(args)
 
     from maelm_jax.data import packing
     from maelm_jax.pretraining import scoring
@@ -97,18 +105,69 @@ def _score_pairs(args: argparse.Namespace) -> int:
     from maelm_jax.pretraining import pairs, scoring
     from maelm_jax.training import checkpoint
 
-    read, scores = pairs.read(args.pairs), {}
-    for path in cli.listed("--models", args.models):
+    read, scores = pairs.read(args.pairs, args.pairs_per_paradigm), {}
+    paths = cli.listed("--models", args.models)
+    for path in paths:
         for step in _steps(path, args):
             encoder = Encoder.load(path, step)
             encoder.check_predicts(path)
             name = scoring.name_model(checkpoint.split_name(path).workdir, encoder.step)
-            scores[name] = pairs.score(encoder, read, name)
-    print(pairs.table(scores))
+            scores[name] = pairs.score(encoder, read, name, args.temperature)
+    if args.floor:
+        scores |= _score_floor(paths[0], read, args.temperature)
+    print(pairs.table(read, scores))
     if args.output:
-        content = {"pairs": args.pairs, "scores": pairs.as_json(scores)}
+        content = {
+            "pairs": args.pairs,
+            "temperature": args.temperature,
+            "texts": [pair._asdict() for pair in read],
+            "scores": pairs.as_json(read, scores),
+        }
         _write(args.output, content)
     return 0
+
+
+def _probe(args: argparse.Namespace) -> int:
+    """Scores linear probes of the models. Returns the exit status."""
+    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.finetuning import probe
+    from maelm_jax.pretraining import pairs, scoring
+    from maelm_jax.training import checkpoint
+
+    tasks = [probe.read(folder) for folder in cli.listed("--probe", args.probe)]
+    encoders = {}
+    for path in cli.listed("--models", args.models):
+        for step in _steps(path, args):
+            encoder = Encoder.load(path, step)
+            name = scoring.name_model(checkpoint.split_name(path).workdir, encoder.step)
+            encoders[name] = encoder
+    scores = []
+    for data in tasks:
+        probes = {name: probe.score(encoder, data) for name, encoder in encoders.items()}
+        print(probe.table(dict(zip(pairs.shorten(list(probes)), probes.values(), strict=True))))
+        for note in data.task.notes:
+            print(note)
+        for name, one in probes.items():
+            scores.append({"model": name, **one._asdict(), "layers": one.layers.tolist()})
+    if args.output:
+        _write(args.output, {"probe": args.probe, "scores": scores})
+    return 0
+
+
+def _score_floor(path: str, read: list, temperature: float) -> dict:
+    """Returns what the token frequencies and the fresh weights of a model score on pairs."""
+    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.pretraining import pairs, scoring
+
+    encoder, scores = Encoder.load(path), {}
+    token_nll = scoring.token_frequencies(path)
+    if token_nll is None:
+        print(f"no score of token frequencies: {path} has no rows here")
+    else:
+        scores["unigram"] = pairs.score_unigram(encoder, read, token_nll)
+    fresh = scoring.with_fresh_weights(encoder)
+    scores["fresh weights"] = pairs.score(fresh, read, "fresh weights", temperature)
+    return scores
 
 
 def _steps(path: str, args: argparse.Namespace) -> list[int | None]:
@@ -154,7 +213,15 @@ def _check_flags(args: argparse.Namespace, bindings: list[str]):
             "--gin_file, --gin.NAME and --workdir are not flags of evaluate: name the models with "
             f"--models=RUN,RUN. With --text, it reads {TEXT_SETTING}"
         )
+    of_pairs = ("pairs_per_paradigm", "temperature", "floor")
+    if alone := [f"--{name}" for name in of_pairs if getattr(args, name) and not args.pairs]:
+        raise config.ConfigError(f"{', '.join(alone)} goes with --pairs=FILES")
+    args.temperature = args.temperature or 1.0
+    if args.temperature < 0:
+        raise config.ConfigError(f"--temperature={args.temperature} must be above 0")
     named = [f"--{name}" for name in ("rate", "tokens", "seed") if getattr(args, name) is not None]
+    if args.probe and (args.pairs or args.text or named):
+        raise config.ConfigError("--probe goes without --pairs, --text, --rate, --tokens, --seed")
     if args.pairs and (args.text or named):
         raise config.ConfigError("--pairs goes without --text, --rate, --tokens and --seed")
     if not args.text and named:
@@ -178,8 +245,16 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--models", metavar="PATH,PATH", required=True, help=models)
     text = "glob of text files, as Corpus.text_files; default: each run's own held-out rows"
     flags.add_argument("--text", metavar="FILES", help=text)
-    pairs = "glob of files of minimal pairs: JSON lines with sentence_good and sentence_bad"
+    pairs = "glob of files of minimal pairs: JSON lines as in BLiMP, EWoK or COMPS"
     flags.add_argument("--pairs", metavar="FILES", help=pairs)
+    most = "with --pairs: pairs of each paradigm, spread evenly over them; default: all"
+    flags.add_argument("--pairs_per_paradigm", type=cli.whole_number(1), metavar="N", help=most)
+    temperature = "with --pairs: divides the logits; default 1"
+    flags.add_argument("--temperature", type=float, metavar="T", help=temperature)
+    floor = "with --pairs: also score token frequencies and fresh weights of the first model"
+    flags.add_argument("--floor", action="store_true", help=floor)
+    probe = "folders of GLUE tasks, as glue/RTE,glue/CoLA, for linear probes of every layer"
+    flags.add_argument("--probe", metavar="FOLDER,FOLDER", help=probe)
     flags.add_argument("--rate", type=float, help="with --text: share that is masked; default 0.15")
     tokens = "with --text: amount of text, 4 characters a token; default 1 million"
     flags.add_argument("--tokens", type=cli.whole_number(1), metavar="N", help=tokens)

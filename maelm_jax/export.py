@@ -15,6 +15,10 @@ Writing needs neither PyTorch nor an accelerator. If PyTorch is installed, the c
 folder back and compares it with JAX on real text. If the two differ, it writes no folder and fails.
 --no-verify skips the comparison.
 
+--all_kept exports every checkpoint that the run keeps (Run.keep_at_words, Run.keep_at,
+Run.keep_every), each to a folder in --output: chck_1M after a million words, as the BabyLM
+challenge calls it, or step_1000.
+
 --dtype=bfloat16 rounds the weights to bfloat16, and halves .safetensors files. Both libraries still
 compute in float32 by default.
 """
@@ -35,22 +39,60 @@ def main(argv: list[str]) -> int:
 
     import jax
 
-    from maelm_jax.encoders import card, encoder, export, source, verify
+    from maelm_jax.encoders import export
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
     export.check_output(args.output)
+    if args.all_kept:
+        kept = _kept_checkpoints(args.workdir, args.step)
+        pathlib.Path(args.output).mkdir(parents=True, exist_ok=True)
+        for name, step in kept.items():
+            _export(args, step, f"{args.output}/{name}")
+    else:
+        _export(args, args.step, args.output)
+    return 0
+
+
+def _kept_checkpoints(workdir: str, step: int | None) -> dict[str, int]:
+    """Returns {name of its folder: step} of the checkpoints that a run keeps and has.
+
+    Raises ConfigError if `step` is given, `workdir` is no run, or it has none.
+    """
+    from maelm_jax.training import checkpoint, kept_steps, run_record, run_rows
+
+    if step is not None or checkpoint.split_name(workdir).step is not None:
+        raise config.ConfigError("--all_kept exports many steps: leave --step and @STEP out")
+    run_record.fetch(workdir)
+    experiment = run_record.read_settings(workdir)
+    if experiment is None or experiment.finetune:
+        raise config.ConfigError(f"--all_kept: {workdir} is no run of pretraining")
+    saved = checkpoint.all_steps(workdir)
+    kept = kept_steps.by_name(experiment.run, run_rows.words_per_row(workdir))
+    present = {name: step for name, step in kept.items() if step in saved}
+    if not present:
+        raise config.ConfigError(
+            f"--all_kept: {workdir} has none of the checkpoints that it keeps. It has steps "
+            f"{', '.join(map(str, saved))}. Set Run.keep_at_words=(WORDS, WORDS) before training"
+        )
+    return present
+
+
+def _export(args: argparse.Namespace, step: int | None, output: str):
+    """Exports one step of the encoder to the folder `output`."""
+    from maelm_jax.encoders import card, encoder, export, source, verify
+
     metadata = dict(_metadata(entry) for entry in args.metadata)
-    found = source.find_encoder(args.workdir, args.step)
+    found = source.find_encoder(args.workdir, step)
     loaded = encoder.Encoder.read(found)
     export.check_format(args.format, loaded, args.workdir)
     if args.dtype == "bfloat16":
         loaded = loaded.round_weights()  # what is compared with the folder
     verification = _why_unverified(args.verify, args.format)
-    with export.write_atomically(args.output) as folder:
+    with export.write_atomically(output) as folder:
         written = export.write(args.format, folder, loaded, args.dtype)
         verification = verification or verify.verify(args.format, folder, loaded, found.path)
         has_tokenizer_json = (folder / "tokenizer.json").is_file()
-        name = pathlib.Path(args.output).absolute().name
+        name = pathlib.Path(output).absolute().name
         text = card.render(
             args.format,
             name,
@@ -63,15 +105,14 @@ def main(argv: list[str]) -> int:
         )
         (folder / export.CARD).write_text(text, encoding="utf-8")
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
-    print(f"{args.output}: {written.architecture} of {origin}, {written.parameters:,} parameters")
+    print(f"{output}: {written.architecture} of {origin}, {written.parameters:,} parameters")
     if isinstance(verification, str):
         print(f"unverified: {verification}")
-        return 0
+        return
     for subject, difference, largest in verification:
         print(
             f"verified: {subject}: largest difference {difference:.2g}, largest value {largest:.4g}"
         )
-    return 0
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -83,6 +124,8 @@ def _flags() -> argparse.ArgumentParser:
         "--dtype", choices=dtypes, default=dtypes[0], help="of the weights in .safetensors files"
     )
     cli.add_step_flag(flags)
+    every = "export every checkpoint that the run keeps, each to a folder in --output"
+    flags.add_argument("--all_kept", action="store_true", help=every)
     flags.add_argument(
         "--metadata",
         action="append",

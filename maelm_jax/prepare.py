@@ -64,6 +64,8 @@ def main(argv: list[str]) -> int:
         f"rows of {corpus.sequence_length} ids"
     )
     print(table(prepared.stores))
+    for line in prepared.describe_passes(experiment.run):
+        print(line)
     for line in short_documents(prepared.stores):
         print(line)
     return 0
@@ -110,7 +112,7 @@ def table(stores: dict[str, dict[str, rows.Rows]]) -> str:
                 counts["tokens"] / max(counts["documents"], 1),
                 counts["segments"] / max(counts["rows"], 1),
             )
-            cells = [f"{counts[name]:,}" for name in rows.COUNTS]
+            cells = [f"{counts[name]:,}" if name in counts else "-" for name in rows.COUNTS]
             lines.append((source, split, *cells, *(f"{mean:,.1f}" for mean in means)))
     header = ("source", "split", *rows.COUNTS, "tokens/document", "segments/row")
     return tables.plain(header, lines, left=2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from testing import english, random_parameters
 
-from maelm_jax import analyze, config, gin_files
+from maelm_jax import analyze, config, gin_files, plotting
 from maelm_jax.analysis import figures
 from maelm_jax.analysis import report as reports
 from maelm_jax.data import vocabulary_training
@@ -95,13 +95,13 @@ def test_the_numbers(report, runs):
             assert layer["plain"]["rank"] == np.searchsorted(shares, 0.9) + 1
             assert ("mask_alone" in layer) == (run is mlm)
     assert mlm["started_from"].rstrip("/") == runs["mae"] and not mlm["fine_tuned"]
-    assert mae["curve"] == {"tokens": [7 * 8 * 32], "losses": [5.5], "unigrams": [5.9]}
+    assert mae["curve"] == {"tokens": [7 * 8 * 32], "losses": [5.5], "unigrams": [5.9], "words": [], "hours": [pytest.approx(6 / 3600)]}
 
 
 def test_the_report(report):
     said = (report / "report.md").read_text()
     drawn = sorted(path.name for path in report.glob("*.png"))
-    assert len(drawn) == 5 and all(f"]({name})" in said for name in drawn)
+    assert len(drawn) == 5 == len(list(report.glob("*.pdf"))) and all(f"]({name})" in said for name in drawn)
     assert not any("fine-tuning" in name for name in drawn) and any("rank_of_mask" in name for name in drawn)
     found = json.loads((report / "ranks.json").read_text())
     for run in found["runs"]:
@@ -111,6 +111,26 @@ def test_the_report(report):
         if line.startswith("|"):
             assert line.endswith("|")
     assert "does not rank encoders" in said
+
+
+def test_runs_get_the_names_that_the_user_gives(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "draw", lambda *_: {})
+    flags = [f"--runs={runs['mae']}", f"--workdir={tmp_path}", "--tokens=6000", "--sets=3"]
+    assert analyze.main([*flags, "--names=MAE-LM with a name"]) == 0
+    assert json.loads((tmp_path / "ranks.json").read_text())["runs"][0]["name"] == "MAE-LM with a name"
+    with pytest.raises(config.ConfigError, match="--names"):
+        analyze.main([*flags, "--names=MAE-LM,MLM"])
+
+
+def test_losses_are_drawn_by_tokens_words_and_hours():
+    """A run whose words were not counted is left out of that panel."""
+    curve = {"tokens": [2e6, 4e6], "losses": [6.0, 5.0], "unigrams": [6.5, 6.5], "words": [1e6, 2e6], "hours": [0.5, 1.5]}
+    found = [{"name": "a", "curve": curve}, {"name": "b", "curve": curve | {"words": []}}]
+    canvas, panels = plotting.pyplot().subplots(1, 3)
+    figures.plot_losses(list(panels), found, {"a": {}, "b": {}})
+    drawn = [[(line.get_label(), list(line.get_xdata())) for line in axes.lines[:-1]] for axes in panels]
+    plotting.pyplot().close(canvas)
+    assert drawn == [[("a", [2, 4]), ("b", [2, 4])], [("a", [1, 2])], [("a", [0.5, 1.5]), ("b", [0.5, 1.5])]]
 
 
 def test_a_report_of_other_runs_is_not_replaced(report, runs):

@@ -1,12 +1,14 @@
 """The command itself: invariants 5 (resume), 4 (another mesh), 7 (tiny.gin and its MLM), exit statuses, bad input."""
 
+import json
 import math
 import shutil
 import signal
 
+import numpy as np
 from testing import STEPS, call, finish, metrics, repeated, send_when, start, steps_of, training
 
-from maelm_jax import gin_files
+from maelm_jax import gin_files, load_encoder
 from maelm_jax.pretraining import summary
 from maelm_jax.training.metrics import Writer
 
@@ -99,3 +101,22 @@ def test_a_run_that_a_signal_stopped_at_its_last_step_says_that_it_is_not_evalua
     (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": 5.1, "eval_loss": 5.0}\n{"step": 3, "loss": 5.0}\n')
     summary.report_result(str(tmp_path), gin_files.load(["tiny.gin"], ["TRAIN_STEPS=3"]), 0.0, baseline=None)
     assert "step 3" in capsys.readouterr().out
+
+
+def test_checkpoints_at_words_are_kept_and_exported_by_the_names_of_the_challenge(text, tmp_path):
+    run, exported = tmp_path / "run", tmp_path / "exported"
+    sizes = ("--gin.TRAIN_STEPS=14", "--gin.Run.keep_at_words=(300, 1_000, 900_000_000)", "--gin.Run.keep_at=(8,)", "--gin.Run.rank_every=0")
+    more = [flag for flag in training(text, run) if not flag.startswith(("--gin.TRAIN_STEPS", "--gin.Run.rank_every"))]
+    done = call("train", *more, *sizes)
+    assert done.status == 0, done
+    words, rows = (json.loads((run / "rows.json").read_text())["words_per_row"], 8)
+    assert f"14 steps of {rows} rows are " in done.stdout and " passes over " in done.stdout
+    at = {"chck_0.0003M": max(round(300 / words / rows), 1), "chck_0.001M": round(1000 / words / rows), "step_8": 8}
+    kept = {int(path.name) for path in (run / "checkpoints").iterdir()}
+    assert set(at.values()) <= kept and kept - set(at.values()) <= {5, 10, 14}
+    assert call("export", f"--workdir={run}", f"--output={exported}", "--all_kept", "--no-verify").status == 0
+    assert {path.name for path in exported.iterdir()} == set(at)
+    for name, step in at.items():
+        assert np.array_equal(load_encoder(exported / name).params["head/bias"], load_encoder(run, step).params["head/bias"])
+    refused = call("export", f"--workdir={exported / 'step_8'}", f"--output={tmp_path / 'other'}", "--all_kept")
+    assert refused.status == 2 and "is no run" in refused.stderr

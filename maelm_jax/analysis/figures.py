@@ -22,6 +22,13 @@ RANK_LABEL = "effective rank\n(mean and range of disjoint sets)"
 DIMENSION_LABEL = "dimension, largest share first"
 TUNED_RANK_LABEL = f"effective rank of the last layer\n(text of the task, tau {ranks.TAU:g})"
 
+# What the held-out losses are drawn against: {name in a curve: (label, size of its unit)}.
+LOSS_AXES = {
+    "tokens": ("million tokens", 1e6),
+    "words": ("million words", 1e6),
+    "hours": ("hours of training", 1),
+}
+
 Styles = dict[str, dict]  # {name of a run: keyword arguments of Axes.plot}
 Runs = list[dict]  # entries of results["runs"]
 
@@ -73,8 +80,8 @@ def draw(results: dict, folder: pathlib.Path) -> dict[str, str]:
         Figure(
             "How far has each run come? Held-out loss",
             "held-out_loss.png",
-            min(len(evaluated), 1),
-            lambda panels: plot_losses(panels[0], evaluated, styles),
+            sum(any(run["curve"][name] for run in evaluated) for name in LOSS_AXES),
+            lambda panels: plot_losses(panels, evaluated, styles),
         ),
         Figure(
             "Does fine-tuning lower the rank?",
@@ -115,7 +122,7 @@ def find_pairs(runs: Runs) -> list[tuple[dict, dict]]:
 
 
 def _save(figure: Figure, folder: pathlib.Path):
-    """Draws one figure and writes it. One legend beside the panels serves all of them."""
+    """Draws one figure as .png and .pdf. One legend beside the panels serves all of them."""
     pyplot = plotting.pyplot()
     columns = min(figure.panels, COLUMNS)
     rows = -(-figure.panels // columns)
@@ -138,6 +145,7 @@ def _save(figure: Figure, folder: pathlib.Path):
     )
     canvas.suptitle(figure.title)
     canvas.savefig(folder / figure.file, dpi=120)
+    canvas.savefig((folder / figure.file).with_suffix(".pdf"))
     pyplot.close(canvas)
 
 
@@ -238,16 +246,24 @@ def plot_spectra(panels: list, runs: Runs, styles: Styles, tau: float):
     )
 
 
-def plot_losses(axes, runs: Runs, styles: Styles):
-    """Plots the held-out losses against the tokens of training, with the unigram entropies."""
-    for run in runs:
-        millions = np.asarray(run["curve"]["tokens"]) / 1e6
-        axes.plot(millions, run["curve"]["losses"], label=run["name"], **styles[run["name"]])
+def plot_losses(panels: list, runs: Runs, styles: Styles):
+    """Plots held-out losses against tokens, words and hours of training, with unigram entropies.
+
+    A run without words or hours is left out of that panel.
+    """
+    drawn = [name for name in LOSS_AXES if any(run["curve"][name] for run in runs)]
     # Runs with different seeds may have different unigram cross-entropies.
     unigrams = {round(run["curve"]["unigrams"][-1], 2) for run in runs}
-    for unigram, dashes in zip(sorted(unigrams), plotting.DASHES * len(unigrams), strict=False):
-        label = f"unigram {unigram:g}"
-        axes.axhline(
-            unigram, color=plotting.REFERENCE, linewidth=0.8, linestyle=dashes, label=label
-        )
-    axes.set(xlabel="million tokens", ylabel="held-out loss (nats per predicted token)")
+    for axes, name in zip(panels, drawn, strict=True):
+        label, unit = LOSS_AXES[name]
+        for run in runs:
+            if values := run["curve"][name]:
+                style = styles[run["name"]]
+                losses = run["curve"]["losses"]
+                axes.plot(np.asarray(values) / unit, losses, label=run["name"], **style)
+        for unigram, dashes in zip(sorted(unigrams), plotting.DASHES * len(unigrams), strict=False):
+            text = f"unigram {unigram:g}"
+            axes.axhline(
+                unigram, color=plotting.REFERENCE, linewidth=0.8, linestyle=dashes, label=text
+            )
+        axes.set(xlabel=label, ylabel="held-out loss (nats per predicted token)")

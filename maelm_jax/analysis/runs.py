@@ -104,6 +104,15 @@ def _name(path: str, training: config.Experiment | None) -> str:
     return os.path.basename(os.path.abspath(path))
 
 
+def rename(runs: list[MeasuredRun], names: list[str]) -> list[MeasuredRun]:
+    """Gives runs the names of --names, in their order. Raises ConfigError if these do not fit."""
+    if len(names) != len(runs) or len(set(names)) != len(names):
+        raise config.ConfigError(
+            f"--names={','.join(names)} must have a name of its own for each of {len(runs)} runs"
+        )
+    return [run._replace(name=name) for run, name in zip(runs, names, strict=True)]
+
+
 def _with_unique_names(runs: list[MeasuredRun]) -> list[MeasuredRun]:
     """Names runs with equal names by their paths."""
     counts = collections.Counter(run.name for run in runs)
@@ -241,8 +250,11 @@ def read_loss_curve(run: MeasuredRun) -> dict[str, list]:
 
     Returns:
         Lists `tokens` (of training), `losses` (nats) and `unigrams` (unigram cross-entropy, nats).
+        Also `words` of training, if they were counted, and `hours` of training; both are empty if
+        the run goes on from another one.
     """
-    result: dict[str, list] = {"tokens": [], "losses": [], "unigrams": []}
+    names = ("tokens", "losses", "unigrams", "words", "hours")
+    result: dict[str, list] = {name: [] for name in names}
     curves = run_record.loss_curves(run.path, run.step) if run.training else []
     for curve in curves:
         if curve.evaluated != curves[-1].evaluated:
@@ -251,6 +263,10 @@ def read_loss_curve(run: MeasuredRun) -> dict[str, list]:
         result["tokens"] += [curve.tokens_after(line["step"]) for line in evaluations]
         result["losses"] += [line["eval_loss"] for line in evaluations]
         result["unigrams"] += [line["unigram"] for line in evaluations]
+        if len(curves) == 1 and not curve.first_token:
+            hours, words = curve.hours_after(), curve.words_per_step
+            result["hours"] += [hours[line["step"]] for line in evaluations]
+            result["words"] += [line["step"] * words for line in evaluations if words]
     return result
 
 

@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 import pathlib
 import re
 import shutil
@@ -28,7 +29,7 @@ import numpy as np
 import tqdm
 
 from maelm_jax import storage
-from maelm_jax.config import ConfigError, Corpus, RunError
+from maelm_jax.config import ConfigError, Corpus, Run, RunError
 from maelm_jax.data import packing, readers, rows, sources, vocabularies, workers
 from maelm_jax.data.readers import BadFile, Unavailable
 from maelm_jax.data.vocabularies import Vocabulary
@@ -56,6 +57,34 @@ class Prepared:
     def split(self, name: str) -> dict[str, rows.Rows]:
         """The rows of a split ("train" or "heldout") by source."""
         return {source: splits[name] for source, splits in self.stores.items()}
+
+    @property
+    def words_per_row(self) -> float | None:
+        """Mean number of words (between spaces) in a row of a batch. None: they were not counted.
+
+        Over a whole pass of each source it is exact.
+        """
+        mean = 0.0
+        for source, train in self.split("train").items():
+            if "words" not in train.statistics:
+                return None
+            mean += self.rates[source] * train.statistics["words"] / len(train)
+        return mean / sum(self.rates.values())
+
+    def describe_passes(self, run: Run) -> list[str]:
+        """Returns a line for each source: how often the steps of a run read it."""
+        lines = []
+        for source, train in self.split("train").items():
+            share = self.rates[source] / sum(self.rates.values())
+            pass_steps = len(train) / (share * run.batch_size)
+            words = train.statistics.get("words")
+            what = f"{len(train):,} rows" if words is None else f"{words:,} words"
+            lines.append(
+                f"{source}: {run.train_steps:,} steps of {run.batch_size:,} rows are "
+                f"{run.train_steps / pass_steps:.2f} passes over {what}; "
+                f"10 passes are {math.ceil(10 * pass_steps):,} steps"
+            )
+        return lines
 
 
 def make_on_this_machine(folder: pathlib.Path, task: int = 0, tasks: int = 1):
@@ -362,6 +391,7 @@ def _write_part(
                     packers[split].add(document)
                 counts[split]["documents"] += len(split_texts)
                 counts[split]["bytes"] += sum(len(text.encode()) for text in split_texts)
+                counts[split]["words"] += sum(len(text.split()) for text in split_texts)
                 write_rows(split, packers[split].take())
         for split, packer in packers.items():
             write_rows(split, packer.finish())

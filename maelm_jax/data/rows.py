@@ -22,7 +22,7 @@ from maelm_jax.data.readers import Unavailable
 
 MANIFEST = "store.json"
 SPLITS = ("train", "heldout")
-COUNTS = ("documents", "bytes", "rows", "segments", "tokens")
+COUNTS = ("documents", "bytes", "words", "rows", "segments", "tokens")
 SHARD_ROWS = 4096  # rows in one file
 CHUNK_ROWS = 16  # the smallest number of rows that is read
 LOCAL_CACHE = 256_000_000  # bytes of chunks in memory. The system caches files of this machine too.
@@ -39,7 +39,8 @@ class Rows:
     Args:
         store: The store's folder, on this machine or in a bucket.
         split: "train" or "heldout".
-        statistics: {name: number} of COUNTS, from the store's manifest.
+        statistics: {name: number} of COUNTS, from the store's manifest. Stores of older code
+            have no "words".
         context: TensorStore's context, which holds the cache.
 
     Attributes:

@@ -1,10 +1,8 @@
 """Scores models on minimal pairs, such as BLiMP: which of two sentences is the likelier one.
 
-The likelihood of a sentence is its pseudo-log-likelihood (Salazar et al. 2020, arXiv 1910.14659):
-each of its tokens is masked in turn, and the log-probabilities of the masked tokens are summed.
-`<s>` and `</s>` are never masked. Source of BLiMP: Warstadt et al. 2020, arXiv 1912.00582.
-
-Axis letters: B copies of sentences, each with one masked token; T tokens.
+Also on pairs of continuations of a context (EWoK), and of contexts of a continuation (COMPS): only
+the tokens of the continuation are scored there. likelihoods.py computes how likely a sentence is.
+Source of BLiMP: Warstadt et al. 2020, arXiv 1912.00582.
 """
 
 import json
@@ -12,31 +10,41 @@ import math
 import pathlib
 import typing
 
-import jax
 import numpy as np
-import optax
-import tqdm
 
 from maelm_jax import config, tables
 from maelm_jax.data import readers
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.model import model_inputs
+from maelm_jax.pretraining import likelihoods
 
-TOKENS = 4096  # of a batch, with padding
-LENGTH_STEP = 4  # lengths of batches are multiples of it: little padding, few programs to compile
-ACCELERATOR_LENGTH_STEP = 16  # a GPU takes minutes to compile and seconds to compute
 TWO_SIDED_95 = 1.96  # standard errors on each side of a mean
-# In one program: the logits are large.
-_cross_entropy = jax.jit(optax.softmax_cross_entropy_with_integer_labels)
+DIGITS = 5  # of the log-likelihoods in a JSON file
+FORMS = (  # the fields of a line of a file
+    ("sentence_good", "sentence_bad"),
+    ("Context1", "Target1", "Target2"),
+    ("prefix_acceptable", "prefix_unacceptable", "property_phrase"),
+)
 
 
 class Pair(typing.NamedTuple):
-    """Two sentences that differ in one point. Only the first is grammatical."""
+    """Two texts that differ in one point. The first is the right one."""
 
     good: str
     bad: str
     paradigm: str  # a set of pairs that differ in the same point
     phenomenon: str  # a set of paradigms
+    good_context: str = ""  # the beginning of `good` that is not scored
+    bad_context: str = ""
+
+
+class Score(typing.NamedTuple):
+    """Log-likelihoods of the texts of pairs, in nats, float64 [pairs, 2]: of the good and the bad.
+
+    `by_word` is None for a model that reads no other token (unigram).
+    """
+
+    plain: np.ndarray
+    by_word: np.ndarray | None
 
 
 class Paradigm(typing.NamedTuple):
@@ -56,13 +64,16 @@ class Accuracy(typing.NamedTuple):
     half: float  # half of its 95% interval over pairs, the paradigms being fixed
 
 
-def read(pattern: str) -> list[Pair]:
+def read(pattern: str, most: int | None = None) -> list[Pair]:
     """Reads minimal pairs.
 
     Args:
         pattern: A glob of files of JSON lines, also packed (.gz, .xz, .zst). Each line has
             `sentence_good` and `sentence_bad`, and may have `UID` (its paradigm) and
-            `linguistics_term` (its phenomenon). A paradigm is by default named as its file.
+            `linguistics_term` (its phenomenon). Or it has the fields of EWoK (`Context1`,
+            `Target1`, `Target2`, `Domain`), or of COMPS (`prefix_acceptable`,
+            `prefix_unacceptable`, `property_phrase`). A paradigm is by default named as its file.
+        most: Number of pairs of each paradigm, spread evenly over them. None: all.
 
     Raises:
         ConfigError: No file matches, or a file is damaged or has another form.
@@ -70,7 +81,17 @@ def read(pattern: str) -> list[Pair]:
     pairs = [pair for file in readers.list_files(pattern) for pair in _read_file(file.path)]
     if not pairs:
         raise config.ConfigError(f"--pairs={pattern}: no pairs there. Name files of JSON lines")
-    return pairs
+    if most is None:
+        return pairs
+    numbers: dict[str, list[int]] = {}
+    for number, pair in enumerate(pairs):
+        numbers.setdefault(pair.paradigm, []).append(number)
+    chosen = [
+        of_paradigm[index * len(of_paradigm) // min(most, len(of_paradigm))]
+        for of_paradigm in numbers.values()
+        for index in range(min(most, len(of_paradigm)))
+    ]
+    return [pairs[number] for number in sorted(chosen)]
 
 
 def _read_file(path: str) -> typing.Iterator[Pair]:
@@ -80,29 +101,87 @@ def _read_file(path: str) -> typing.Iterator[Pair]:
             continue
         try:
             record = json.loads(readers.decode(line, path, offset))
-            good, bad = record["sentence_good"], record["sentence_bad"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise config.ConfigError(
-                f"{path}:{number}: no JSON object with sentence_good and sentence_bad ({error})"
-            ) from error
-        for sentence in (good, bad):
-            if not isinstance(sentence, str):
-                raise config.ConfigError(f"{path}:{number}: {sentence!r:.60} is no text. Quote it")
+        except ValueError as error:
+            raise config.ConfigError(f"{path}:{number}: this line is no JSON ({error})") from error
+        known = record.keys() if isinstance(record, dict) else set()
+        fields = next((form for form in FORMS if known >= set(form)), None)
+        if fields is None:
+            forms = ", or ".join(" and ".join(form) for form in FORMS)
+            raise config.ConfigError(f"{path}:{number}: no JSON object with {forms}")
+        values = [record[field] for field in fields]
+        for value in values:
+            if not isinstance(value, str):
+                raise config.ConfigError(f"{path}:{number}: {value!r:.60} is no text. Quote it")
+        yield _make_pair(fields, values, record, name)
+
+
+def _make_pair(fields: tuple[str, ...], values: list[str], record: dict, name: str) -> Pair:
+    """Returns the pair of one line. `name` is that of the file."""
+    if fields == FORMS[0]:
         paradigm = record.get("UID", name)
-        yield Pair(good, bad, paradigm, record.get("linguistics_term", paradigm))
+        return Pair(*values, paradigm, record.get("linguistics_term", paradigm))
+    if fields == FORMS[1]:
+        context, right, wrong = values
+        paradigm = record.get("Domain", name)
+        good, bad = f"{context} {right}", f"{context} {wrong}"
+        return Pair(good, bad, paradigm, "EWoK", context, context)
+    right, wrong, phrase = values
+    return Pair(f"{right} {phrase}", f"{wrong} {phrase}", name, "COMPS", right, wrong)
 
 
-def score(encoder: Encoder, pairs: list[Pair], name: str = "pairs") -> list[Paradigm]:
-    """Scores a model that has a prediction head on pairs. `name` is the title of the progress bar.
+def score(
+    encoder: Encoder, pairs: list[Pair], name: str = "pairs", temperature: float = 1.0
+) -> Score:
+    """Scores a model that has a prediction head on pairs.
 
-    Returns the score of each paradigm, in the order of phenomena and paradigms. Raises ConfigError
+    `name` is the title of the progress bar. Logits are divided by `temperature`. Raises ConfigError
     if a sentence is longer than the model reads.
     """
-    sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
-    good, bad = log_likelihoods(encoder, sentences, name).reshape(-1, 2).T
+    sums = likelihoods.measure(encoder, _texts(pairs), name, temperature)
+    return Score(sums.plain.reshape(-1, 2), sums.by_word.reshape(-1, 2))
+
+
+def score_unigram(encoder: Encoder, pairs: list[Pair], token_nll: np.ndarray) -> Score:
+    """Scores the frequencies of a model's tokens on pairs. `token_nll` is that of `Unigram`."""
+    sums = likelihoods.measure_unigram(encoder.vocabulary, token_nll, _texts(pairs))
+    return Score(sums.reshape(-1, 2), None)
+
+
+def log_likelihoods(encoder: Encoder, sentences: list[str], name: str = "pairs") -> np.ndarray:
+    """Returns the pseudo-log-likelihood of each sentence, float64 [sentences], in nats."""
+    return likelihoods.measure(encoder, [likelihoods.Text(text) for text in sentences], name).plain
+
+
+def _texts(pairs: list[Pair]) -> list[likelihoods.Text]:
+    return [
+        text
+        for pair in pairs
+        for text in (
+            likelihoods.Text(pair.good, pair.good_context),
+            likelihoods.Text(pair.bad, pair.bad_context),
+        )
+    ]
+
+
+def _credits(values: np.ndarray) -> np.ndarray:
+    """Returns what each pair counts: 1 if the good text is likelier, 0.5 for a tie, else 0."""
+    good, bad = values.T
+    return np.where(good == bad, 0.5, good > bad)
+
+
+def by_paradigm(pairs: list[Pair], values: np.ndarray) -> list[Paradigm]:
+    """Returns the score of each paradigm, in the order of phenomena and paradigms.
+
+    `values` are log-likelihoods as in `Score`.
+    """
+    return _group(pairs, _credits(values))
+
+
+def _group(pairs: list[Pair], counted: np.ndarray) -> list[Paradigm]:
+    """Returns mean and variance of what the pairs of each paradigm count [pairs]."""
     counts: dict[tuple[str, str], list[float]] = {}
-    for pair, credit in zip(pairs, np.where(good == bad, 0.5, good > bad), strict=True):
-        counts.setdefault((pair.phenomenon, pair.paradigm), []).append(float(credit))
+    for pair, credit in zip(pairs, counted.tolist(), strict=True):
+        counts.setdefault((pair.phenomenon, pair.paradigm), []).append(credit)
     return [
         Paradigm(paradigm, phenomenon, len(of_pairs), float(np.mean(of_pairs)), np.var(of_pairs))
         for (phenomenon, paradigm), of_pairs in sorted(counts.items())
@@ -118,44 +197,91 @@ def mean_accuracy(paradigms: list[Paradigm]) -> Accuracy:
     )
 
 
-def table(scores: dict[str, list[Paradigm]]) -> str:
+def difference(pairs: list[Pair], one: Score, other: Score) -> Accuracy:
+    """Returns how far the mean of `one` is above that of `other`, on the same pairs.
+
+    The interval is narrower than those of the two means say: a hard pair is hard for both.
+    """
+    return mean_accuracy(_group(pairs, _credits(one.plain) - _credits(other.plain)))
+
+
+def table(pairs: list[Pair], scores: dict[str, Score]) -> str:
     """Returns the scores of models by phenomenon, by paradigm and in all, as an aligned table.
 
+    Lines with the differences from the first model follow.
+
     Args:
-        scores: {name of a model: its `score`}. All are of the same pairs.
+        pairs: The pairs.
+        scores: {name of a model: its `score`}.
     """
-    by_model = {name: _by_phenomenon(paradigms) for name, paradigms in scores.items()}
-    first = next(iter(by_model.values()))
+    names = shorten(list(scores))
+    of_models = [by_paradigm(pairs, each.plain) for each in scores.values()]
+    by_model = [_by_phenomenon(paradigms) for paradigms in of_models]
+    first = by_model[0]
     rows = []
     for phenomenon, paradigms in first.items():
-        means = [mean_accuracy(groups[phenomenon]).mean for groups in by_model.values()]
-        pairs = sum(paradigm.pairs for paradigm in paradigms)
-        rows.append([phenomenon, f"{pairs:,}", *map(_percent, means)])
+        means = [mean_accuracy(groups[phenomenon]).mean for groups in by_model]
+        count = sum(paradigm.pairs for paradigm in paradigms)
+        rows.append([phenomenon, f"{count:,}", *map(_percent, means)])
         for number, paradigm in enumerate(paradigms):
-            accuracies = [groups[phenomenon][number].accuracy for groups in by_model.values()]
+            accuracies = [groups[phenomenon][number].accuracy for groups in by_model]
             rows.append([f"- {paradigm.name}", f"{paradigm.pairs:,}", *map(_percent, accuracies)])
-    overall = map(mean_accuracy, scores.values())
-    pairs = sum(paradigm.pairs for paradigms in first.values() for paradigm in paradigms)
-    cells = [f"{_percent(accuracy.mean)} +- {_percent(accuracy.half)}" for accuracy in overall]
-    rows.append(["mean over paradigms, 95% interval", f"{pairs:,}", *cells])
-    return tables.plain(("phenomenon (%)", "pairs", *scores), rows)
-
-
-def as_json(scores: dict[str, list[Paradigm]]) -> list[dict]:
-    """Returns the numbers of `table`, for a JSON file."""
-    return [
-        {
-            "model": name,
-            "accuracy": mean_accuracy(paradigms).mean,
-            "half": mean_accuracy(paradigms).half,
-            "phenomena": {
-                phenomenon: mean_accuracy(group).mean
-                for phenomenon, group in _by_phenomenon(paradigms).items()
-            },
-            "paradigms": {paradigm.name: paradigm.accuracy for paradigm in paradigms},
-        }
-        for name, paradigms in scores.items()
+    cells = map(_with_interval, map(mean_accuracy, of_models))
+    rows.append(["mean over paradigms, 95% interval", f"{len(pairs):,}", *cells])
+    by_word = [
+        "-" if each.by_word is None else _with_interval(mean_accuracy(by_paradigm(pairs, each[1])))
+        for each in scores.values()
     ]
+    rows.append(["the same, by word (PLL-word-l2r)", f"{len(pairs):,}", *by_word])
+    lines = [tables.plain(("phenomenon (%)", "pairs", *names), rows)]
+    (one, first_score), *others = zip(names, scores.values(), strict=True)
+    for name, other in others:
+        mean, half = difference(pairs, first_score, other)
+        low, high = 100 * (mean - half), 100 * (mean + half)
+        lines.append(
+            f"{one} - {name}: {100 * mean:+.1f} points (95% interval {low:+.1f} to {high:+.1f})"
+        )
+    return "\n".join(lines)
+
+
+def shorten(names: list[str]) -> list[str]:
+    """Returns the ends of paths from which on they differ: a and b for runs/a and runs/b."""
+    parts = [name.split("/") for name in names]
+    for count in range(1, max(map(len, parts))):
+        ends = ["/".join(part[-count:]) for part in parts]
+        if len(set(ends)) == len(set(names)):
+            return ends
+    return names
+
+
+def as_json(pairs: list[Pair], scores: dict[str, Score]) -> list[dict]:
+    """Returns the numbers of `table`, and those of every pair, for a JSON file."""
+    result = []
+    for name, of_model in scores.items():
+        nats = {"good": of_model.plain[:, 0], "bad": of_model.plain[:, 1]}
+        entry = {"model": name, **_summary(by_paradigm(pairs, of_model.plain))}
+        if of_model.by_word is not None:
+            entry["by_word"] = _summary(by_paradigm(pairs, of_model.by_word))
+            nats |= {"good_by_word": of_model.by_word[:, 0], "bad_by_word": of_model.by_word[:, 1]}
+        entry["nats"] = {key: value.round(DIGITS).tolist() for key, value in nats.items()}
+        first = next(iter(scores))
+        if name != first:
+            entry["first_minus_this"] = difference(pairs, scores[first], of_model)._asdict()
+        result.append(entry)
+    return result
+
+
+def _summary(paradigms: list[Paradigm]) -> dict:
+    mean, half = mean_accuracy(paradigms)
+    return {
+        "accuracy": mean,
+        "half": half,
+        "phenomena": {
+            phenomenon: mean_accuracy(group).mean
+            for phenomenon, group in _by_phenomenon(paradigms).items()
+        },
+        "paradigms": {paradigm.name: paradigm.accuracy for paradigm in paradigms},
+    }
 
 
 def _by_phenomenon(paradigms: list[Paradigm]) -> dict[str, list[Paradigm]]:
@@ -165,64 +291,9 @@ def _by_phenomenon(paradigms: list[Paradigm]) -> dict[str, list[Paradigm]]:
     return groups
 
 
+def _with_interval(accuracy: Accuracy) -> str:
+    return f"{_percent(accuracy.mean)} +- {_percent(accuracy.half)}"
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
-
-
-def log_likelihoods(encoder: Encoder, sentences: list[str], name: str = "pairs") -> np.ndarray:
-    """Computes the pseudo-log-likelihood of each sentence, float64 [sentences], in nats.
-
-    Sentences with the same ids have exactly the same value. Raises ConfigError if a sentence is
-    longer than the model reads.
-    """
-    vocabulary = encoder.vocabulary
-    rows = [
-        (vocabulary.bos, *ids, vocabulary.eos) for ids in vocabulary.encode_batch(list(sentences))
-    ]
-    for row, sentence in zip(rows, sentences, strict=True):
-        if len(row) > encoder.length:
-            raise config.ConfigError(
-                f"a sentence has {len(row)} tokens, and the model reads {encoder.length}: "
-                f"{sentence!r:.60}. Leave it out"
-            )
-    distinct = sorted(set(rows), key=len)
-    by_length: dict[int, list[tuple[int, ...]]] = {}
-    multiple = LENGTH_STEP if jax.default_backend() == "cpu" else ACCELERATOR_LENGTH_STEP
-    for row in distinct:
-        length = min(-(-len(row) // multiple) * multiple, encoder.length)
-        by_length.setdefault(length, []).append(row)
-    sums: list[np.ndarray] = []  # in the order of `distinct`
-    with tqdm.tqdm(
-        total=sum(map(len, distinct)) - 2 * len(distinct), unit="token", desc=name
-    ) as bar:
-        for length, group in by_length.items():
-            padding = (vocabulary.pad,) * length
-            ids = np.array([(*row, *padding)[:length] for row in group], np.int32)
-            counts = np.array([len(row) - 2 for row in group])
-            sentence = np.repeat(np.arange(len(group)), counts)
-            first = np.cumsum(counts) - counts  # copy of each sentence whose slot 1 is masked
-            slot = np.arange(counts.sum()) - first[sentence] + 1
-            size = min(max(TOKENS // length, 1), 1 << max(len(slot) - 1, 0).bit_length())
-            values = np.zeros(len(slot))
-            for start in range(0, len(slot), size):
-                copies = np.arange(start, start + size) % len(slot)  # the last batch is filled up
-                result = _log_probabilities(encoder, ids[sentence[copies]], slot[copies])
-                values[start : start + size] = result[: len(slot) - start]
-                bar.update(min(size, len(slot) - start))
-            sums.append(np.bincount(sentence, values, len(group)))
-    by_row = dict(zip(distinct, np.concatenate(sums), strict=True))
-    return np.array([by_row[row] for row in rows])
-
-
-def _log_probabilities(encoder: Encoder, ids: np.ndarray, slot: np.ndarray) -> np.ndarray:
-    """Returns log p of the token in one slot of each copy of ids [B, T], float32 [B].
-
-    The encoder reads [MASK] at the slot if it did in pretraining (MLM). Otherwise it reads the
-    other T - 1 tokens.
-    """
-    length = ids.shape[1]
-    positions = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
-    segments, masked = (ids != encoder.vocabulary.pad).astype(np.int32), positions == slot[:, None]
-    budget = model_inputs.Budget(length if encoder.reads_masks else length - 1, 1)
-    logits = encoder.compute_logits(ids, positions, segments, masked, budget)
-    return -np.asarray(_cross_entropy(logits, ids[masked][:, None]))[:, 0]

@@ -16,6 +16,7 @@ from maelm_jax.training import (
     checkpoint,
     distributed,
     flops,
+    kept_steps,
     loop,
     metrics,
     optimizers,
@@ -73,6 +74,7 @@ def pretrain(
     rows = run_rows.choose_rows(workdir, experiment.corpus, vocabulary, accept_new_data)
     heldout = batches.read_heldout(rows.split("heldout"), rows.rates, experiment.run.eval_rows)
     baseline = objective.make_baseline(rows)
+    kept = kept_steps.by_name(experiment.run, rows.words_per_row)
 
     # State.
     fresh = functools.partial(
@@ -115,14 +117,18 @@ def pretrain(
         peak_flops=peak,
         evaluate=evaluate,
         ranks=ranks,
+        kept_steps=frozenset(kept.values()),
     )
     summary.print_start(experiment, shapes.params, mesh, special, attention)
+    summary.print_passes(experiment.run, rows, kept)
     summary.print_cost(terms, peak)
     summary.print_baseline(baseline, heldout)
     if not jax.process_index():
         record_start(workdir, experiment, vocabulary, rows, initial.step, starting_point, parent)
     writer = metrics.Writer(workdir, initial.step)
-    checkpoints = checkpoint.Checkpoints(workdir, keep_every=experiment.run.keep_every)
+    checkpoints = checkpoint.Checkpoints(
+        workdir, keep_every=experiment.run.keep_every, keep_at=job.kept_steps
+    )
     folder = storage.local_path(workdir) / profiling.FOLDER
     trace = profiling.StepTrace(folder, initial.step, profiled_steps)
     with loop.closing(writer, checkpoints):

@@ -17,7 +17,7 @@ from maelm_jax import config, storage
 from maelm_jax.data import batches, prepare, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.model import attention, keys
+from maelm_jax.model import attention, keys, maelm
 from maelm_jax.pretraining import evaluation
 from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import checkpoint, run_record, run_rows
@@ -146,6 +146,28 @@ def _recorded_rows(
             raise
         log.warning("%s: no unigram cross-entropy: its rows cannot be read (%s)", path, error)
         return None
+
+
+def token_frequencies(path: str) -> np.ndarray | None:
+    """Returns -log of the frequency of each id in the training rows of a run, float64 [ids].
+
+    None if the model is no run of pretraining, or its rows are gone or in a bucket.
+    """
+    path, _ = checkpoint.split_name(path)
+    experiment = run_record.read_settings(path)
+    if experiment is None or experiment.finetune:
+        return None
+    model = open_model(path, [None], needs_rows=False)
+    return None if model.rows is None else model.objective.make_baseline(model.rows).token_nll
+
+
+def with_fresh_weights(encoder: Encoder) -> Encoder:
+    """Returns the model of an encoder with new random weights, always the same."""
+    init = maelm.create(encoder.model, encoder.vocabulary.size, encoder.vocabulary.special).init
+    params = traverse_util.flatten_dict(jax.jit(init)(jax.random.key(0)), sep="/")
+    return dataclasses.replace(
+        encoder, params={path: np.asarray(value) for path, value in params.items()}
+    )
 
 
 def heldout_rows(model: TrainedModel) -> np.ndarray:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from maelm_jax import config, storage, tables
+from maelm_jax.data import prepare
 from maelm_jax.encoders import families
 from maelm_jax.pretraining import unigram
 from maelm_jax.training import flops, metrics, run_record, sharding
@@ -43,6 +44,15 @@ def print_start(
             f"Optimizer.warmup_steps={optimizer.warmup_steps:,} is cut to the {steps:,} steps of "
             "the run: the learning rate rises to the end and never falls; set a shorter warm-up"
         )
+
+
+def print_passes(run: config.Run, rows: prepare.Prepared, kept: dict[str, int]):
+    """Prints how often a run reads its text, and which of its checkpoints are kept."""
+    for line in rows.describe_passes(run):
+        print(line)
+    if kept:
+        listed = ", ".join(f"{name} (step {step:,})" for name, step in kept.items())
+        print(f"kept checkpoints: {listed}")
 
 
 def print_cost(terms: dict[str, float], peak: float | None):

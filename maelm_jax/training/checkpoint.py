@@ -10,6 +10,7 @@ import base64
 import collections.abc
 import concurrent.futures
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
@@ -227,22 +228,46 @@ def _check_shapes(saved: typing.Any, like: typing.Any, problem: str):
             raise ConfigError(f"{problem}: {path} has {found} there, {shape} here")
 
 
+@dataclasses.dataclass
+class _Kept(ocp.checkpoint_managers.PreservationPolicy):
+    """Which checkpoints Orbax keeps: see `Checkpoints`."""
+
+    newest: int
+    every: int | None
+    at: frozenset[int]
+
+    def should_preserve(self, checkpoints, *, context) -> list[bool]:
+        """Returns whether each of some checkpoints, in the order of their steps, is kept."""
+        first_kept = len(checkpoints) - self.newest
+        return [
+            number >= first_kept
+            or one.step in self.at
+            or (self.every is not None and one.step % self.every == 0)
+            for number, one in enumerate(checkpoints)
+        ]
+
+
 class Checkpoints:
     """Writes the checkpoints of a run, in the background.
 
-    The newest `keep` are kept, and all whose step is a multiple of `keep_every`. The workdir is a
-    folder of this machine or in a bucket.
+    The newest `keep` are kept, all whose step is a multiple of `keep_every`, and those of
+    `keep_at`. The workdir is a folder of this machine or in a bucket.
     """
 
-    def __init__(self, workdir: str, keep: int = 3, keep_every: int | None = None):
+    def __init__(
+        self,
+        workdir: str,
+        keep: int = 3,
+        keep_every: int | None = None,
+        keep_at: collections.abc.Collection[int] = (),
+    ):
         self._workdir, self._folder = workdir, folder_of(workdir)
         self._newest = max(complete_steps(workdir), default=None)
         self._saving: int | None = None  # the step that is being written
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep,
-                keep_period=keep_every,
+                preservation_policy=_Kept(keep, keep_every, frozenset(keep_at)),
                 create=True,
                 enable_async_checkpointing=True,
                 async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),

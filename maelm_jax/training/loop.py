@@ -23,6 +23,8 @@ from maelm_jax.training import checkpoint, metrics, optimizers, profiling
 
 # Seconds between two drawings of the progress bar, on a terminal and in a file.
 TERMINAL_INTERVAL, FILE_INTERVAL = 0.5, 30.0
+TIMED_STEPS = 5  # after which the time of the run is estimated
+SHORT_RUN = 300.0  # seconds; the time of a shorter run is not printed
 
 
 class Diverged(config.RunError):
@@ -52,6 +54,7 @@ class Job:
     peak_flops: float | None  # FLOP/s of all devices. None: unknown, and MFU is not logged
     evaluate: collections.abc.Callable[[tuple], Evaluation]
     ranks: collections.abc.Callable[[dict], dict[str, float | int]]  # params -> values to log
+    kept_steps: frozenset[int] = frozenset()  # checkpoints are written after them too
 
     def ranks_after(self, step: int) -> bool:
         """Returns whether the ranks are to be measured after a step."""
@@ -116,7 +119,8 @@ def run(
                 with log.timer.paused():
                     state, evaluation = _evaluate(job, step, state)
             stopped = signals.stopped_after(step)
-            saves = step % job.run.checkpoint_every == 0 or step == last or stopped
+            is_due = step % job.run.checkpoint_every == 0 or step in job.kept_steps
+            saves = is_due or step == last or stopped
             if saves and not measures:
                 numbers = log.finish(*running)
             if measures or saves:
@@ -219,12 +223,14 @@ class StepTimer:
         self._last_end: float | None = None
         self._seconds: list[float] = []  # one for each step since the last reading
 
-    def step_done(self):
-        """Records that a step ended now."""
-        now = time.perf_counter()
-        if self._last_end is not None:
-            self._seconds.append(now - self._last_end)
+    def step_done(self) -> float | None:
+        """Records that a step ended now. Returns its seconds, None for the first step."""
+        now, before = time.perf_counter(), self._last_end
         self._last_end = now
+        if before is None:
+            return None
+        self._seconds.append(now - before)
+        return now - before
 
     @contextlib.contextmanager
     def paused(self) -> collections.abc.Iterator[None]:
@@ -255,6 +261,7 @@ class StepLog:
         self.timer = StepTimer()
         self._job, self._writer, self._checkpoints = job, writer, checkpoints
         self._is_compiling = True
+        self._first_seconds: list[float] = []  # of the first timed steps
         self._shown: dict[str, str] = {}  # behind the progress bar
         self._bar = tqdm.tqdm(
             total=job.run.train_steps,
@@ -274,7 +281,7 @@ class StepLog:
     def finish(self, step: int, values: dict) -> dict[str, float]:
         """Waits for a step and returns its metrics. Raises Diverged if they are not finite."""
         numbers = {name: float(value) for name, value in jax.device_get(values).items()}
-        self.timer.step_done()
+        seconds = self.timer.step_done()
         if self._is_compiling:
             self._is_compiling = False
             self._bar.set_description("training", refresh=False)
@@ -288,7 +295,21 @@ class StepLog:
                 f"stopped; the last good checkpoint is step {newest}. "
                 "A lower learning rate may help"
             )
+        if seconds is not None and len(self._first_seconds) < TIMED_STEPS:
+            self._first_seconds.append(seconds)
+            if len(self._first_seconds) == TIMED_STEPS:
+                self._print_duration(step)
         return numbers
+
+    def _print_duration(self, step: int):
+        """Prints how long the steps after `step` will take, on process 0."""
+        seconds, left = float(np.median(self._first_seconds)), self._job.run.train_steps - step
+        if seconds * left >= SHORT_RUN and not jax.process_index():
+            duration = tqdm.tqdm.format_interval(round(seconds * left))
+            self._bar.write(
+                f"{seconds:.3g} s a step: the {left:,} steps that are left take about {duration} "
+                "(hours:minutes:seconds), without evaluations"
+            )
 
     def write(self, step: int, numbers: dict[str, float], evaluation: dict[str, float | int]):
         """Writes a line if one is due.

@@ -87,10 +87,24 @@ class Curve(typing.NamedTuple):
     first_token: int  # tokens of the runs before it
     tokens_per_step: int
     evaluated: tuple  # what decides the loss of held-out rows: whether it is causal, and masks
+    words_per_step: float | None = None  # None: not recorded
 
     def tokens_after(self, step: int) -> int:
         """Returns the tokens trained on until a step of this run."""
         return self.first_token + step * self.tokens_per_step
+
+    def hours_after(self) -> dict[int, float]:
+        """Returns the hours of training until each logged step, without evaluations and pauses.
+
+        Until the first line with a speed, steps are taken to be as fast as in that line.
+        """
+        hours, total, counted = {}, 0.0, 0
+        for line in self.lines:
+            if speed := line.get("tokens_per_second"):
+                total += (line["step"] - counted) * self.tokens_per_step / speed / 3600
+                counted = line["step"]
+            hours[line["step"]] = total
+        return hours
 
     def points(self, key: str) -> np.ndarray:
         """Returns the tokens trained on and the value, for each line that has `key`, [n, 2]."""

@@ -349,7 +349,9 @@ def loss_curves(workdir: str, last_step: int | None = None) -> list[metrics.Curv
     curves: list[metrics.Curve] = []
     while workdir and (recorded := read_settings(workdir)):
         parent = read_parent(workdir)
+        words_per_row = run_rows.words_per_row(workdir)
         curve = metrics.Curve(
+            words_per_step=words_per_row and words_per_row * recorded.run.batch_size,
             name=pathlib.PurePath(workdir).name,
             lines=[
                 line

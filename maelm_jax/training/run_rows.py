@@ -135,8 +135,13 @@ def write(workdir: str, chosen: Prepared, step: int):
     before = read(workdir)
     if before and fingerprints(before) != fingerprints(chosen.record):
         print(f"{workdir}: new data after step {step}")
-    record = json.dumps(chosen.record, indent=1)
+    record = json.dumps(chosen.record | {"words_per_row": chosen.words_per_row}, indent=1)
     storage.write(storage.local_path(workdir) / FILE, f"{record}\n")
+
+
+def words_per_row(workdir: str) -> float | None:
+    """Returns the mean number of words in a row of a run. None: it is not recorded."""
+    return (read(workdir) or {}).get("words_per_row")
 
 
 def read(workdir: str) -> dict | None:

@@ -56,6 +56,7 @@ def test_splits_are_disjoint_and_by_text(documents, corpus, vocabulary):
         special = (vocabulary.bos, vocabulary.eos, vocabulary.pad)
         assert table[~np.isin(table, special)].tolist() == expected, "the text in its order"
         assert store.statistics["documents"] == len(chosen) > 2
+        assert store.statistics["words"] == sum(len(text.split()) for text in chosen)
         assert store.statistics["tokens"] == (table != vocabulary.pad).sum()
         assert store.statistics["segments"] == (table == vocabulary.bos).sum()
         assert store.statistics["bytes"] == sum(len(text.encode()) for text in chosen)

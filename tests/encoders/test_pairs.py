@@ -9,7 +9,7 @@ import pytest
 from maelm_jax import config, evaluate
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import model_inputs
-from maelm_jax.pretraining import pairs
+from maelm_jax.pretraining import likelihoods, pairs, scoring
 
 SENTENCES = [
     "The value of the object is a number.",
@@ -49,7 +49,7 @@ def test_sums_of_our_models_are_those_of_the_full_length_encoder(workdirs):
     for kind in ("mpnet", "mpnet-mlm"):
         encoder = Encoder.load(workdirs[kind])
         sentences = [SENTENCES[0][:end] for end in range(1, 12, 3)]  # with and without padding
-        assert any((len(encoder.vocabulary.encode(sentence)) + 2) % pairs.LENGTH_STEP == 0 for sentence in sentences)
+        assert any((len(encoder.vocabulary.encode(sentence)) + 2) % likelihoods.LENGTH_STEP == 0 for sentence in sentences)
         for sentence, value in zip(sentences, pairs.log_likelihoods(encoder, sentences), strict=True):
             ids = np.array([[encoder.vocabulary.bos, *encoder.vocabulary.encode(sentence), encoder.vocabulary.eos]], np.int32)
             positions, expected = np.arange(ids.shape[1], dtype=np.int32)[None], 0.0
@@ -83,6 +83,105 @@ def test_the_interval_covers_the_mean_over_paradigms():
         accuracy = pairs.mean_accuracy([pairs.Paradigm("", "", len(x), x.mean(), x.var()) for x in samples])
         covered.append(abs(accuracy.mean - shares.mean()) <= accuracy.half)
     assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
+
+
+def masked_sum(encoder, row: list[int], masks: list[list[int]]) -> float:
+    """The sum of log p of the first of some slots that are masked together."""
+    ids, slots, total = np.array([row], np.int32), np.arange(len(row)), 0.0
+    for chosen in masks:
+        inputs = ids, slots[None].astype(np.int32), np.ones_like(ids), np.isin(slots, chosen)[None]
+        logits = np.asarray(encoder.compute_logits(*inputs, model_inputs.Budget(len(row), len(chosen))))[0, 0]
+        total += logits[row[chosen[0]]] - np.logaddexp.reduce(logits)
+    return total
+
+
+def by_word_masks(vocabulary, row: list[int], first: int = 1) -> list[list[int]]:
+    """For each slot the slots that PLL-word-l2r masks: it, and what follows of its word."""
+    continues, masks = vocabulary.special.continues_word, []
+    for slot in range(first, len(row) - 1):
+        end = slot + 1
+        while end < len(row) - 1 and continues[row[end]]:
+            end += 1
+        masks.append(list(range(slot, end)))
+    return masks
+
+
+@pytest.mark.parametrize("accelerator", [False, True])
+@pytest.mark.parametrize("kind", ["mpnet", "mpnet-mlm"])
+def test_by_word_masks_the_later_tokens_of_a_word(workdirs, kind, accelerator, monkeypatch):
+    encoder = Encoder.load(workdirs[kind])
+    if accelerator:  # the shapes of one: two at most
+        choose, seen = likelihoods._choose_shapes, []
+
+        def choose_as_on_accelerator(lengths, masks, longest, _):
+            seen.append(choose(lengths, masks, longest, True))
+            return seen[-1]
+
+        monkeypatch.setattr(likelihoods, "_choose_shapes", choose_as_on_accelerator)
+    sentences = [*SENTENCES[:3], "Incomprehensibilities."]
+    sums = likelihoods.measure(encoder, [likelihoods.Text(text) for text in sentences])
+    for sentence, plain, by_word in zip(sentences, *sums, strict=True):
+        row = [encoder.vocabulary.bos, *encoder.vocabulary.encode(sentence), encoder.vocabulary.eos]
+        masks = by_word_masks(encoder.vocabulary, row)
+        assert by_word == pytest.approx(masked_sum(encoder, row, masks), abs=1e-3)
+        assert plain == pytest.approx(masked_sum(encoder, row, [each[:1] for each in masks]), abs=1e-3)
+    assert sums.plain[3] != sums.by_word[3], "a word of several tokens"
+    if accelerator:
+        assert len({tuple(shape) for shape in np.concatenate(seen).tolist()}) <= 2
+
+
+def test_only_the_continuation_of_a_context_is_scored(workdirs, tmp_path):
+    lines = [
+        {"Context1": "The value is", "Context2": "x", "Target1": "a number.", "Target2": "a class.", "Domain": "values"},
+        {"prefix_acceptable": "A list", "prefix_unacceptable": "A class", "property_phrase": "holds items."},
+    ]
+    (tmp_path / "comps_base.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    read = pairs.read(f"{tmp_path}/*")
+    assert [(pair.good, pair.bad, pair.paradigm) for pair in read] == [
+        ("The value is a number.", "The value is a class.", "values"),
+        ("A list holds items.", "A class holds items.", "comps_base"),
+    ]
+    encoder = Encoder.load(workdirs["mpnet"])
+    scored = pairs.score(encoder, read)
+    for pair, (good, bad) in zip(read, scored.plain, strict=True):
+        for text, context, value in ((pair.good, pair.good_context, good), (pair.bad, pair.bad_context, bad)):
+            row = [encoder.vocabulary.bos, *encoder.vocabulary.encode(text), encoder.vocabulary.eos]
+            first = 1 + len(encoder.vocabulary.encode(context))
+            assert value == pytest.approx(masked_sum(encoder, row, [[slot] for slot in range(first, len(row) - 1)]), abs=1e-3)
+
+
+def test_a_sample_is_spread_over_each_paradigm(tmp_path):
+    write_pairs(tmp_path / "a.jsonl", [(f"{number}", "x") for number in range(100)])
+    write_pairs(tmp_path / "b.jsonl", [("y", "x")])
+    assert [pair.good for pair in pairs.read(f"{tmp_path}/*", 4)] == ["0", "25", "50", "75", "y"]
+
+
+def test_the_interval_of_a_difference_is_that_of_pairs():
+    """Of two models that fail at the same hard pairs, but for a few."""
+    draw, few = np.random.default_rng(0), [pairs.Pair("", "", "one", "one")] * 200
+    good = (draw.random(200) < 0.6).astype(float)
+    better = np.maximum(good, np.arange(200) < 4)
+    one, other = (pairs.Score(np.stack([values, np.full(200, 0.5)], 1), None) for values in (better, good))
+    mean, half = pairs.difference(few, one, other)
+    assert mean == pytest.approx(better.mean() - good.mean()) and half < pairs.mean_accuracy(pairs.by_paradigm(few, good[:, None] * [1, 0])).half / 2
+
+
+def test_the_floor_and_every_pair_are_beside_the_models(workdirs, uninterrupted, tmp_path, capsys):
+    path, run = write_pairs(tmp_path / "one.jsonl", [SENTENCES[:2], SENTENCES[1:3]]), uninterrupted
+    flags = [f"--models={run},{workdirs['mpnet-mlm']}", f"--pairs={path}", "--floor", f"--output={tmp_path / 'out.json'}"]
+    assert evaluate.main([*flags, "--temperature=2"]) == 0
+    written = json.loads((tmp_path / "out.json").read_text())
+    first, _, unigram, fresh = written["scores"]
+    assert [one["good"] for one in written["texts"]] == [SENTENCES[0], SENTENCES[1]]
+    frequencies = scoring.token_frequencies(str(run))
+    ids = Encoder.load(run).vocabulary.encode(SENTENCES[0])
+    assert unigram["model"] == "unigram" and unigram["nats"]["good"][0] == pytest.approx(-frequencies[ids].sum(), abs=1e-4)
+    assert fresh["nats"]["good"] != first["nats"]["good"] and len(first["nats"]["bad_by_word"]) == 2
+    assert first["nats"]["good"][0] != pytest.approx(pairs.log_likelihoods(Encoder.load(run), SENTENCES[:1])[0], abs=1e-3)
+    header = capsys.readouterr().out.split("\n")[0]
+    assert "mpnet-mlm" in header and str(run.parent) not in header
+    with pytest.raises(config.ConfigError, match="--pairs"):
+        evaluate.main([f"--models={run}", "--floor"])
 
 
 @pytest.mark.parametrize("content", ['{"sentence_good": "A."}', '{"sentence_good": "A.", "sentence_bad": 2}', "[1]", "{", "\x00"])

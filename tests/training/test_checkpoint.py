@@ -76,14 +76,14 @@ def test_a_workdir_renamed_during_a_write_gets_no_successor_with_a_whole_checkpo
     assert checkpoint.complete_steps(str(workdir)) == [] and newest(workdir.with_name("renamed")) == 2
 
 
-def test_the_newest_checkpoints_and_those_at_multiples_are_kept(tmp_path):
-    checkpoints = checkpoint.Checkpoints(str(tmp_path), keep=2, keep_every=4)
+def test_the_newest_checkpoints_and_those_asked_for_are_kept(tmp_path):
+    checkpoints = checkpoint.Checkpoints(str(tmp_path), keep=2, keep_every=4, keep_at=[1, 3])
     for number in range(1, 8):
         checkpoints.save(number, checkpoint_folders.state_of(number))
         checkpoints.wait()
         assert checkpoints.newest() == number
     checkpoints.close()
-    assert checkpoint.all_steps(str(tmp_path)) == [4, 6, 7]
+    assert checkpoint.all_steps(str(tmp_path)) == [1, 3, 4, 6, 7]
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(workdir, caplog):

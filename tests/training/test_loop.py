@@ -86,6 +86,7 @@ def train(
     peak=PEAK,
     evaluated=lambda count: None,
     trace=None,
+    kept_steps=(),
     **settings,
 ):
     """(lines of steps, saved steps) of a run on the fake device."""
@@ -116,6 +117,7 @@ def train(
         peak_flops=peak,
         evaluate=evaluate,
         ranks=lambda params: {"rank": 1.0},
+        kept_steps=frozenset(kept_steps),
     )
     lines = Lines()
     saves = Saves(device, lines)
@@ -162,6 +164,19 @@ def test_lines_evaluations_measurements_and_checkpoints_come_when_they_are_due(m
     assert [line["step"] for line in lines if "rank" in line] == [7, 10]
     assert [line["checkpoint"] for line in lines] == [None] * 3 + [6] * 4, "the newest one that is complete"
     assert [line["learning_rate"] for line in lines] == [line["step"] - 1 for line in lines]
+
+
+def test_checkpoints_come_after_the_steps_that_are_kept(monkeypatch):
+    _, saved = train(monkeypatch, checkpoint_every=6, kept_steps=[1, 4, 6])
+    assert saved == [1, 4, 6, 10]
+
+
+@pytest.mark.parametrize("steps,seconds,told", [(10, 100.0, "08:20"), (7, 100.0, None), (1005, 3.6, "1:00:00")])
+def test_a_long_run_says_how_long_it_takes(monkeypatch, capsys, steps, seconds, told):
+    """After five timed steps: the first is compiled."""
+    train(monkeypatch, train_steps=steps + 1, eval_every=4000, log_every=1000, step_seconds=lambda number: seconds)
+    out = capsys.readouterr().out
+    assert (told is None and not out) or f"take about {told} " in out
 
 
 def test_a_resumed_run_goes_on_with_its_step_numbers(monkeypatch):
