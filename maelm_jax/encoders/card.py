@@ -202,16 +202,16 @@ def _describe_fine_tuning(source: EncoderSource, architecture: str) -> dict[str,
     """Returns the table entries of a fine-tuned run: {name: text}."""
     results = source.results
     rows = {
-        "fine-tuned on": results.get("task", "not recorded"),
-        "started from": f"`{results.get('init_from', 'not recorded')}`",
+        "fine-tuned on": results.task or "not recorded",
+        "started from": f"`{results.init_from or 'not recorded'}`",
         "steps": f"{source.step:,}",
     }
-    if results.get("score") is not None:
-        evaluated_on = ", ".join(results["evaluated_on"].values())
-        rows["score"] = f"{results['main_metric']} {results['score']:.4f} on {evaluated_on}"
+    if results.score is not None:
+        evaluated_on = ", ".join(results.evaluated_on.values())
+        rows["score"] = f"{results.main_metric} {results.score:.4f} on {evaluated_on}"
     if architecture.endswith("QuestionAnswering"):
         rows["logits"] = SPANS
-        threshold = results.get("best", {}).get("best_f1_threshold")
+        threshold = results.best.get("best_f1_threshold")
         if threshold is not None:  # SQuAD 2.0
             rows["no answer"] = (
                 "if the score of the first token minus that of the best span is above "
@@ -219,11 +219,11 @@ def _describe_fine_tuning(source: EncoderSource, architecture: str) -> dict[str,
             )
     elif architecture.endswith("TokenClassification"):
         rows["logits"] = WORDS
-    elif results.get("label_separator") is not None:
+    elif results.label_separator is not None:
         rows["logits"] = "one for each label. A text has the labels whose logit is above 0"
-    elif not results.get("labels"):
+    elif not results.labels:
         rows["output"] = "the score as it was trained, from 0 to 1 (STS-B: score / 5)"
-        if results.get("task") == "own":
+        if results.task == "own":
             low, high = source.experiment.finetune.custom.score_range
             rows["output"] += f"; a score of the files is {low:.7g} + output * {high - low:.7g}"
     return rows

@@ -41,6 +41,18 @@ class Row(typing.NamedTuple):
             f"{self.location}: the field {column!r} is {kind}. Give text, a number or a boolean"
         )
 
+    def names(self, column: str, separator: str | None) -> list[str]:
+        """Returns the names of the labels in a cell. In .jsonl, it can hold a list of them.
+
+        `separator` is None if the cell holds one name.
+        """
+        if separator is None:
+            return [self.text(column)]
+        value = self.values.get(column)
+        if isinstance(value, list):
+            return [Row(self.location, {column: item}).text(column) for item in value]
+        return [name for part in self.text(column).split(separator) if (name := part.strip())]
+
 
 def read(
     path: str | os.PathLike,

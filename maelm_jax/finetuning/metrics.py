@@ -34,23 +34,17 @@ METRICS = {
 }
 
 
-def sentences(names: tuple[str, ...], truth: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+def sentences(names: tuple[str, ...], truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Computes metrics of a sentence task.
 
     Args:
-        names: Keys of METRICS.
-        truth: int32 [n] classes, float32 [n] scores, or float32 [n, classes]: 1 where the text has
-            the label. Then a label is predicted where its score is above 0, and "exact_match" is
-            the share of texts with all labels right.
-        scores: Output of the model, float [n, classes], or [n, 1] in a regression.
+        names: Keys of METRICS. "exact_match" is the share of texts with all labels right.
+        truth: Targets of a kind of labels (labels.py), [n, ...].
+        predicted: The predictions, of the same form.
 
     Returns:
         {metric: value from -1 to 1}.
     """
-    if truth.ndim == 2:
-        predicted = (scores > 0).astype(truth.dtype)
-    else:
-        predicted = scores[:, 0] if truth.dtype == np.float32 else scores.argmax(axis=1)
     return {name: float(METRICS[name](truth, predicted)) for name in names}
 
 

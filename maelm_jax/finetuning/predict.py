@@ -7,6 +7,7 @@ import zipfile
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import readers, vocabularies
 from maelm_jax.encoders import source
+from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning import glue, grid, session, table
 from maelm_jax.finetuning.batches import choose_lengths
 from maelm_jax.finetuning.task import EvaluationSet, InputFormat
@@ -49,9 +50,9 @@ class FinishedRun:
             named = storage.inside(self.folder, model).path if model else ""
             hint = f"; in this table, give --workdir={named}" if model else ""
             raise config.ConfigError(f"{flag} needs --workdir=RUN of a fine-tuned run{hint}")
-        results = storage.read_json(file)
+        results = Results.read(file)
         if not (self.folder / "checkpoints").is_dir():
-            reason = results.get("diverged", "only the chosen cell of a grid keeps its own")
+            reason = results.diverged or "only the chosen cell of a grid keeps its own"
             raise config.ConfigError(
                 f'{self.folder} holds no model: {reason}; table.json names the chosen one ("model")'
             )
@@ -69,7 +70,7 @@ class FinishedRun:
                 f"{'; '.join(changes)}. Leave them out"
             )
         with storage.reading(file):
-            self.task = grid.create_task(results["task"], self._experiment.finetune, results)
+            self.task = grid.create_task(results.task, self._experiment.finetune, results)
         vocabulary = vocabularies.load(self.folder / "vocabulary")
         self._input_format = InputFormat.of_run(self._experiment, vocabulary)
 

@@ -102,7 +102,7 @@ class QuestionTask(Task):
         )
         # Answers whose null margin is above it are empty, in files and scores. None: in files, the
         # threshold with the best F1 on the same questions.
-        self.threshold = (results or {}).get("best", {}).get("best_f1_threshold")
+        self.threshold = results.best.get("best_f1_threshold") if results else None
 
     # Data.
 

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
 from maelm_jax.data.vocabularies import Vocabulary
+from maelm_jax.encoders.results import Results
 from maelm_jax.encoders.source import INPUTS, RESULTS
 from maelm_jax.finetuning import heads
 from maelm_jax.finetuning.batches import Batch, Batches, choose_lengths, in_order, pack
@@ -230,11 +231,11 @@ class Run:
         """The content of INPUTS: what the run depends on beside its settings."""
         return {"start_step": self.encoder.step, "data": self.session.fingerprint}
 
-    def train(self) -> dict:
+    def train(self) -> Results:
         """Trains, from a checkpoint in UNFINISHED if there is one, and writes the results.
 
         Returns:
-            The content of results.json.
+            The results.
 
         Raises:
             Diverged: The loss or the gradient is not finite.
@@ -255,8 +256,9 @@ class Run:
             if self.experiment.run.rank_every and not metrics.read(str(self.folder)):
                 writer.write(0, self._measure_ranks(state.params))
             state = loop.run(self._job(), state, first_step, writer, checkpoints)
-        results = self._finish(state) | {"seconds": time.perf_counter() - began}
-        write_json(self.folder / RESULTS, results)
+        results = self._finish(state)
+        results.seconds = time.perf_counter() - began
+        results.write(self.folder / RESULTS)
         shutil.rmtree(self.folder / UNFINISHED)
         return results
 
@@ -323,7 +325,7 @@ class Run:
             )
         return loop.Evaluation(state, {f"eval_{name}": value for name, value in values.items()})
 
-    def _finish(self, state: State) -> dict:
+    def _finish(self, state: State) -> Results:
         """Writes the best model and its predictions. Returns the results of the run."""
         session, task, grid = self.session, self.session.task, self.experiment.finetune.grid
         evaluations = [
@@ -342,27 +344,27 @@ class Run:
         for number, (name, dev) in enumerate(session.data.dev.items()):
             stem = f"predictions_{name}" if number else "predictions"
             written.append(task.write(dev, outputs[name], self.folder, stem).name)
-        return {
-            "task": task.name,
-            "labels": list(task.labels),
-            "label_separator": self.experiment.finetune.custom.label_separator,
-            "init_from": self.encoder.name,
-            "seed": self.experiment.run.seed,
-            "cell": cell_of(grid),
-            "main_metric": session.main_metric,
-            "score": best[session.main_metric],
-            "baseline": session.baseline,
-            "best": best,
-            "last": evaluations[-1],
-            "evaluations": evaluations,
-            "evaluated_on": {name or "dev": dev.size for name, dev in session.data.dev.items()},
-            "train_examples": len(session.data.train.ids),
-            "max_length": self.max_length,
-            "padded_lengths": self.lengths,
-            "steps": self.total_steps,
-            "predictions": written,
-            "notes": task.notes,
-        }
+        return Results(
+            task=task.name,
+            labels=list(task.labels),
+            label_separator=self.experiment.finetune.custom.label_separator,
+            init_from=self.encoder.name,
+            seed=self.experiment.run.seed,
+            cell=cell_of(grid),
+            main_metric=session.main_metric,
+            score=best[session.main_metric],
+            baseline=session.baseline,
+            best=best,
+            last=evaluations[-1],
+            evaluations=evaluations,
+            evaluated_on={name or "dev": dev.size for name, dev in session.data.dev.items()},
+            train_examples=len(session.data.train.ids),
+            max_length=self.max_length,
+            padded_lengths=self.lengths,
+            steps=self.total_steps,
+            predictions=written,
+            notes=task.notes,
+        )
 
 
 def cell_of(grid: config.Grid) -> dict:
@@ -382,13 +384,13 @@ def metric_line(name: str, *values: float) -> str:
 
 def describe_results(folder: pathlib.Path) -> str:
     """Returns metrics of the best and the last evaluation of a finished run, as text."""
-    results = storage.read_json(folder / RESULTS)
-    best, last, baseline = results["best"], results["last"], results["baseline"]
-    evaluated_on = ", ".join(results["evaluated_on"].values())
+    results = Results.read(folder / RESULTS)
+    best, last, baseline = results.best, results.last, results.baseline
+    evaluated_on = ", ".join(results.evaluated_on.values())
     title = (
-        f"{results['task']}, {evaluated_on}: best of {len(results['evaluations'])} evaluations "
+        f"{results.task}, {evaluated_on}: best of {len(results.evaluations)} evaluations "
         f"(epoch {best['epoch']:g}), last, and the majority baseline:"
     )
     lines = [metric_line(name, best[name], last[name], baseline[name]) for name in baseline]
-    predictions = ", ".join(str(folder / name) for name in results["predictions"])
+    predictions = ", ".join(str(folder / name) for name in results.predictions)
     return "\n".join([title, *lines, f"predictions: {predictions}"])

@@ -18,6 +18,7 @@ from maelm_jax import config
 from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.encoders import families
 from maelm_jax.encoders.family import PairFormat
+from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning.batches import Batch, Features
 from maelm_jax.model import loss
 
@@ -122,10 +123,10 @@ class Task(abc.ABC):
     selected_by: tuple[str, ...] = ()
     columns: tuple[Column, ...]
 
-    def __init__(self, name: str, settings: config.Finetune, results: dict | None = None):
+    def __init__(self, name: str, settings: config.Finetune, results: Results | None = None):
         """Makes a task. `results` are those of the finished run whose model is used, if any."""
         self.name, self.settings = name, settings
-        self.labels: tuple[str, ...] = tuple((results or {}).get("labels", ()))
+        self.labels: tuple[str, ...] = tuple(results.labels if results else ())
         self.notes: list[str] = []
 
     # Data.

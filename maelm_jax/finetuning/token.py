@@ -13,7 +13,6 @@ import typing
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
@@ -21,6 +20,7 @@ from maelm_jax import config, storage
 from maelm_jax.encoders import families
 from maelm_jax.finetuning import heads, labelled_data, metrics
 from maelm_jax.finetuning.batches import NO_LABEL, Features
+from maelm_jax.finetuning.labels import OneOf
 from maelm_jax.finetuning.task import Column, Encoded, Splits, Task
 from maelm_jax.model import layers, ops
 
@@ -189,11 +189,8 @@ class TokenTask(Task):
         return head(states, keys)
 
     def loss(self, scores, batch):
-        target = batch.targets
-        labelled = (target != NO_LABEL).astype(jnp.float32) * batch.weights[:, None]
-        right = jnp.argmax(scores, axis=2).astype(target.dtype) == target
-        classes = jnp.maximum(target, 0)
-        losses = optax.softmax_cross_entropy_with_integer_labels(scores, classes)
+        labelled = (batch.targets != NO_LABEL).astype(jnp.float32) * batch.weights[:, None]
+        losses, right = OneOf(self.labels).losses(scores, jnp.maximum(batch.targets, 0))
         return heads.weighted_sums(losses, right, labelled)
 
     def predict(self, scores):

@@ -12,6 +12,7 @@ import pytest
 from testing import call, finish, once, send_when, start
 
 from maelm_jax import config, finetune, gin_files
+from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning import grid, predict, table
 from maelm_jax.training import loop
 
@@ -286,8 +287,8 @@ def test_seeds_that_diverged_are_named(tmp_path):
     task = types.SimpleNamespace(notes=[], columns=(grid.sentence.Column("RTE", "accuracy"),))
     current = types.SimpleNamespace(task=task, main_metric="accuracy", baseline={"accuracy": 0.5})
     planned = grid.Planned("rte", types.SimpleNamespace(name="tiny", step=None), "tiny", None, False)
-    results = [{"seed": seed, "score": value, "best": {"accuracy": value}, "cell": {}, "place": "x"} for seed, value in ((1, 0.7), (2, 0.5))]
-    lost = {"seed": 3, "score": None, "cell": {}, "place": "x"}
+    results = [grid.Finished(Results(seed=seed, score=value, best={"accuracy": value}), "x") for seed, value in ((1, 0.7), (2, 0.5))]
+    lost = grid.Finished(Results(seed=3, diverged="nan"), "x")
     report = grid._report(current, planned, {"cell": [*results, lost]}, tmp_path)
     assert report["notes"] == ["tiny: 1 of 3 seeds diverged; the figures are those of the others"]
     assert report["columns"]["RTE"] == {"median": 60, "least": 50, "highest": 70, "baseline": 50}

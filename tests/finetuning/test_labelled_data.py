@@ -80,7 +80,7 @@ def test_fields_of_jsonl_are_found_by_name_and_those_that_nobody_reads_may_hold_
         ("a.jsonl", '{"question": "a", "good": "no", "answer": "b"}\n{"question": "a", "good": "no"}\n', "a.jsonl:2: the field 'answer'"),
         ("a.jsonl", '{"question": NaN, "good": "no", "answer": "b"}\n', "a.jsonl:1: the field 'question'"),
         ("a.jsonl", "{\n", "a.jsonl:1"),
-        ("a.jsonl", '{"question": "a", "good": "maybe", "answer": "b"}\n', "a.jsonl:1: unknown label 'maybe' in column good; own has no, yes"),
+        ("a.jsonl", '{"question": "a", "good": "maybe", "answer": "b"}\n', "a.jsonl:1: unknown label 'maybe' in column good; known are no, yes"),
         ("a.tsv", "question\tgood\tanswer\n", "a.tsv: holds no example"),
         ("a.jsonl", "", "a.jsonl: the file is empty"),
         ("a.tsv", "question\tgood\tanswer\tanswer\na\tno\tb\tc\n", "a.tsv:1: .*'answer'"),
@@ -108,7 +108,7 @@ def test_the_real_files(name, shared_data):
     train, dev = glue.read(glue.SPECS[name], config.Finetune(data_dir=str(shared_data)), notes)
     found = next(iter(dev.values()))
     assert (len(train), len(found)) == FOUND_HERE[name]
-    classes = set(range(len(glue.SPECS[name].labels)))
+    classes = set(range(len(glue.SPECS[name].kind.names)))
     assert {example.label for example in train} == {example.label for example in found} == classes
     if name == "mnli":
         assert list(dev) == ["matched"] and "dev_mismatched" in notes[-1]

@@ -98,7 +98,7 @@ def test_a_text_can_have_several_labels_or_none(tmp_path, name, text, vocabulary
 
 def test_an_unknown_label_among_several_is_named(tmp_path):
     write_text(tmp_path / "a.tsv", "text\ttopics\nA match.\tsport|chess\n")
-    with pytest.raises(config.ConfigError, match="a.tsv:2: unknown label 'chess' in column topics; own has sport, war, art$"):
+    with pytest.raises(config.ConfigError, match="a.tsv:2: .*'chess' in column topics.*sport, war, art"):
         task(**TOPICS).read_file(tmp_path / "a.tsv", labelled=True)
     write_text(tmp_path / "a.jsonl", '{"text": "A match.", "topics": [1, 3]}\n')
     assert task(labels=("1", "2", "3"), label_separator="|").read_file(tmp_path / "a.jsonl", labelled=True)[0].label == (0, 2)

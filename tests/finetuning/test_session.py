@@ -41,10 +41,10 @@ def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretraine
     only_devices(monkeypatch, devices)
     run = run_of(pretrained, task, data_dir, tmp_path, f"EPOCHS={epochs}", "LEARNING_RATE=5e-3")
     results = run.train()
-    assert results["score"] == pytest.approx(best, abs=1e-3 * best), results["best"]
+    assert results.score == pytest.approx(best, abs=1e-3 * best), results.best
     # What is kept is the best evaluation's model: loaded again, it gives the same score.
     current, params = run.session, checkpoint.restore_params(str(tmp_path), run.session.model.shapes)
-    assert current.score(current.outputs(params, run.lengths))[current.main_metric] == pytest.approx(results["score"], abs=1e-6)
+    assert current.score(current.outputs(params, run.lengths))[current.main_metric] == pytest.approx(results.score, abs=1e-6)
     assert json.loads((tmp_path / "results.json").read_text())["best"]["step"] == int(next((tmp_path / "checkpoints").iterdir()).name)
     assert not (tmp_path / session.UNFINISHED).exists()
 
@@ -61,7 +61,7 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
     monkeypatch.setattr(run.session, "outputs", recorded)
     monkeypatch.setattr(run.session, "score", lambda outputs: {"accuracy": script[len(seen) - 1]})
     results = run.train()
-    assert (results["best"]["epoch"], results["last"]["epoch"], results["score"]) == (2, 4, 0.9)
+    assert (results.best["epoch"], results.last["epoch"], results.score) == (2, 4, 0.9)
     kept = checkpoint.restore_params(str(tmp_path), run.session.model.shapes)
     equal = [all(map(np.array_equal, jax.tree.leaves(kept), jax.tree.leaves(params))) for params, _ in seen]
     assert equal == [False, True, False, False], "and no fifth prediction for the file"
