@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
 
     import jax
 
-    from maelm_jax.encoders import card, encoder, export, source, verify
+    from maelm_jax.encoders import card, encoder, export, results, source, verify
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
     export.check_output(args.output)
@@ -53,6 +53,9 @@ def main(argv: list[str]) -> int:
             args.format, name, found, loaded, written, has_tokenizer_json, verification
         )
         (folder / export.CARD).write_text(text, encoding="utf-8")
+        report = found.results and found.results.classes
+        if report and report.shows_confusion:
+            report.draw(folder / results.CONFUSION, f"{name}: what is taken for what")
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
     print(f"{args.output}: {written.architecture} of {origin}, {written.parameters:,} parameters")
     if isinstance(verification, str):

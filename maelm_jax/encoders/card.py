@@ -5,9 +5,11 @@ Every figure comes from the files of the run.
 
 import string
 
+from maelm_jax import tables
 from maelm_jax.encoders import decoder_file, verify
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.encoders.export import Written
+from maelm_jax.encoders.results import CONFUSION, Results
 from maelm_jax.encoders.source import EncoderSource
 from maelm_jax.training import metrics
 
@@ -19,7 +21,7 @@ A text encoder $made with maelm_jax.
 | | |
 |---|---|
 $table
-
+$classes
 ## Loading
 
 $loading
@@ -29,6 +31,13 @@ $loading
 $verification
 """)
 
+CLASSES = string.Template("""
+## Classes
+
+On $evaluated_on:
+
+$tables
+""")
 # {export format: about loading the folder}.
 LOADING = {
     "huggingface": string.Template("""\
@@ -159,6 +168,7 @@ def render(
         name=name,
         made="trained" if source.experiment else "converted",
         table="\n".join(f"| {key} | {value} |" for key, value in rows.items()),
+        classes=_describe_classes(source.results),
         loading=loading,
         verification=_describe_verification(verification),
     )
@@ -227,6 +237,17 @@ def _describe_fine_tuning(source: EncoderSource, architecture: str) -> dict[str,
             low, high = source.experiment.finetune.custom.score_range
             rows["output"] += f"; a score of the files is {low:.7g} + output * {high - low:.7g}"
     return rows
+
+
+def _describe_classes(results: Results | None) -> str:
+    """Returns the section about the classes of a fine-tuned run; "" without classes."""
+    if results is None or results.classes is None:
+        return ""
+    evaluated_on = next(iter(results.evaluated_on.values()), "the dev set")
+    text = results.classes.tables(tables.markdown)
+    if results.classes.shows_confusion:
+        text += f"\n\n![Confusion matrix]({CONFUSION})"
+    return CLASSES.substitute(evaluated_on=evaluated_on, tables=text)
 
 
 def _describe_verification(verification: list[verify.Report] | str) -> str:

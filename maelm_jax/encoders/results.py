@@ -1,4 +1,4 @@
-"""The results of a fine-tuned run: results.json."""
+"""The results of a fine-tuned run: results.json, and the scores of its classes."""
 
 import dataclasses
 import json
@@ -7,9 +7,77 @@ import typing
 
 import pydantic
 
-from maelm_jax import storage
+from maelm_jax import plotting, storage, tables
 
+CONFUSION = "confusion.png"
+MOST_SHOWN = 40  # classes of a confusion matrix that is printed or drawn
 Values = dict[str, int | float]  # of metrics; those of an evaluation also have "step" and "epoch"
+
+
+@pydantic.dataclasses.dataclass
+class ClassScore:
+    """The scores of one class, from 0 to 1."""
+
+    name: str
+    examples: int
+    recall: float
+    precision: float
+    f1: float
+
+
+@pydantic.dataclasses.dataclass
+class ClassReport:
+    """The scores of all classes on one set.
+
+    Attributes:
+        classes: The scores of each class.
+        confusion: The number of examples by class, then by predicted class. Empty where a text can
+            have several labels, and for entities.
+    """
+
+    classes: list[ClassScore]
+    confusion: list[list[int]] = dataclasses.field(default_factory=list)
+
+    @property
+    def shows_confusion(self) -> bool:
+        return 0 < len(self.confusion) <= MOST_SHOWN
+
+    def tables(self, layout=tables.plain) -> str:
+        """Returns the scores and the confusion matrix as text. `layout` is a function of tables."""
+        header = ("class", "examples", "precision", "recall", "F1")
+        lines = [
+            (
+                one.name,
+                f"{one.examples:,}",
+                *map("{:.4f}".format, (one.precision, one.recall, one.f1)),
+            )
+            for one in self.classes
+        ]
+        text = layout(header, lines)
+        if not self.shows_confusion:
+            return text
+        names = [one.name for one in self.classes]
+        rows = [(name, *row) for name, row in zip(names, self.confusion, strict=True)]
+        return "\n\n".join([text, layout(("class, by prediction", *names), rows)])
+
+    def draw(self, path: str | os.PathLike, title: str):
+        """Writes a figure of the confusion matrix, in shares of each class."""
+        pyplot = plotting.pyplot()
+        names, size = [one.name for one in self.classes], 2.5 + 0.45 * len(self.classes)
+        figure, axes = pyplot.subplots(figsize=(size + 1, size), layout="constrained")
+        shares = [[count / max(sum(row), 1) for count in row] for row in self.confusion]
+        image = axes.imshow(shares, cmap="cividis", vmin=0, vmax=1)
+        for row, counts in enumerate(self.confusion):
+            for column, count in enumerate(counts):
+                colour = "black" if shares[row][column] > 0.5 else "white"
+                axes.text(column, row, count, ha="center", va="center", color=colour, size="small")
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+        axes.set_yticks(range(len(names)), names)
+        axes.set(xlabel="predicted", ylabel="class")
+        axes.set_title(title, fontsize="medium", wrap=True)
+        figure.colorbar(image, label="share of the class", shrink=0.8)
+        figure.savefig(path, dpi=120)
+        pyplot.close(figure)
 
 
 @pydantic.dataclasses.dataclass(kw_only=True)
@@ -30,11 +98,14 @@ class Results:
             have them.
         best, last: Two of the evaluations.
         evaluations: All evaluations.
+        classes: The scores of the classes in the best evaluation, on the first dev set; None
+            without classes.
         evaluated_on: {name of a dev set: its size in words}.
         train_examples: The number of training rows.
         max_length: The longest input in tokens.
         padded_lengths: The lengths that batches were padded to.
-        steps: The number of steps.
+        steps: The number of steps that were done.
+        planned_steps: The number of steps without an early end.
         predictions: The names of the files of predictions.
         notes: Lines about the data, for the user.
         seconds: The duration of the last start of the run.
@@ -53,11 +124,13 @@ class Results:
     best: Values = dataclasses.field(default_factory=dict)
     last: Values = dataclasses.field(default_factory=dict)
     evaluations: list[Values] = dataclasses.field(default_factory=list)
+    classes: ClassReport | None = None
     evaluated_on: dict[str, str] = dataclasses.field(default_factory=dict)
     train_examples: int | None = None
     max_length: int | None = None
     padded_lengths: list[int] = dataclasses.field(default_factory=list)
-    steps: int | None = None
+    steps: int = 0
+    planned_steps: int = 0
     predictions: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: float | None = None

@@ -245,6 +245,7 @@ def describe_data(current: Session, planned: Planned) -> str:
             f"pretraining read rows of {encoder.source.length} tokens, and trained no later "
             "position"
         )
+    lines += current.task.describe_training(data.train)
     return "\n".join(f"{planned.task}: {line}" for line in [*lines, *current.task.notes])
 
 

@@ -33,11 +33,13 @@ class Labels(abc.ABC):
 
     Attributes:
         names: The names of the classes; empty without classes.
+        weights: A weight of each class in the loss; empty for 1.
         separator: What stands between the labels of a text in a file, and in predictions; None if a
             text has one label.
     """
 
     names: tuple[str, ...] = ()
+    weights: tuple[float, ...] = dataclasses.field(default=(), kw_only=True)
     separator: typing.ClassVar[str | None] = None
 
     @property
@@ -92,6 +94,13 @@ class Labels(abc.ABC):
         """Returns the probability of each class, float64 [n, C]; [n, 0] without classes."""
 
     @abc.abstractmethod
+    def balanced(self, targets: np.ndarray) -> typing.Self:
+        """Returns the kind with weights that make the labels of `targets` weigh the same.
+
+        A label without an example has the weight 1. Raises ConfigError without classes.
+        """
+
+    @abc.abstractmethod
     def count(self, targets: np.ndarray) -> np.ndarray:
         """Returns the number of examples that have each label, [C]."""
 
@@ -106,7 +115,7 @@ class OneOf(Labels):
 
     @property
     def metrics(self):
-        return ("accuracy", "f1" if len(self.names) == 2 else "macro_f1")
+        return ("accuracy", "macro_f1", "f1") if len(self.names) == 2 else ("accuracy", "macro_f1")
 
     @property
     def description(self):
@@ -121,6 +130,8 @@ class OneOf(Labels):
 
     def losses(self, scores, targets):
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, targets)
+        if self.weights:
+            losses *= jnp.asarray(self.weights, jnp.float32)[targets]
         return Losses(losses, jnp.argmax(scores, axis=-1).astype(targets.dtype) == targets)
 
     def predict(self, scores):
@@ -131,6 +142,13 @@ class OneOf(Labels):
 
     def probabilities(self, scores):
         return scipy.special.softmax(scores.astype(np.float64), axis=1)
+
+    def balanced(self, targets):
+        """The mean weight of the examples is 1. A class weighs n / (classes x its examples)."""
+        counts = self.count(targets)
+        shares = counts * np.count_nonzero(counts) / counts.sum()
+        weights = np.divide(1.0, shares, out=np.ones(len(counts)), where=counts > 0)
+        return dataclasses.replace(self, weights=tuple(weights.tolist()))
 
     def count(self, targets):
         return np.bincount(targets, minlength=len(self.names))
@@ -169,8 +187,11 @@ class AnyOf(Labels):
         return has_label
 
     def losses(self, scores, targets):
-        losses = optax.sigmoid_binary_cross_entropy(scores, targets).mean(axis=-1)
-        return Losses(losses, ((scores > 0) == (targets > 0)).all(axis=-1))
+        losses = optax.sigmoid_binary_cross_entropy(scores, targets)
+        if self.weights:
+            weights = jnp.asarray(self.weights, jnp.float32)
+            losses *= jnp.where(targets > 0, weights, 1.0)
+        return Losses(losses.mean(axis=-1), ((scores > 0) == (targets > 0)).all(axis=-1))
 
     def predict(self, scores):
         return (scores > 0).astype(np.float32)
@@ -181,6 +202,13 @@ class AnyOf(Labels):
 
     def probabilities(self, scores):
         return scipy.special.expit(scores.astype(np.float64))
+
+    def balanced(self, targets):
+        """The loss of a label that a text has is multiplied by texts without it / with it."""
+        counts = self.count(targets)
+        ratios = np.maximum(len(targets) - counts, 1) / np.maximum(counts, 1)
+        weights = np.where(counts > 0, ratios, 1.0)
+        return dataclasses.replace(self, weights=tuple(weights.tolist()))
 
     def count(self, targets):
         return targets.sum(axis=0).astype(int)
@@ -236,6 +264,12 @@ class Score(Labels):
 
     def probabilities(self, scores):
         return np.zeros((len(scores), 0))
+
+    def balanced(self, targets):
+        raise config.ConfigError(
+            "Finetune.class_weights = 'balanced' needs classes, and the task has scores. "
+            "Leave it out"
+        )
 
     def count(self, targets):
         return np.zeros(0, int)

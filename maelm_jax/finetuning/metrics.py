@@ -11,6 +11,8 @@ import scipy.stats
 import sklearn.metrics
 from seqeval.metrics import sequence_labeling
 
+from maelm_jax.encoders.results import ClassReport, ClassScore
+
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -46,6 +48,37 @@ def sentences(names: tuple[str, ...], truth: np.ndarray, predicted: np.ndarray) 
         {metric: value from -1 to 1}.
     """
     return {name: float(METRICS[name](truth, predicted)) for name in names}
+
+
+def by_class(names: typing.Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> ClassReport:
+    """Computes the scores of each class.
+
+    Args:
+        names: The names of the classes.
+        truth: Classes, int [n], or [n, classes] with 1 where the text has the label.
+        predicted: The predictions, of the same form.
+    """
+    numbers = np.arange(len(names))
+    precision, recall, f1, examples = sklearn.metrics.precision_recall_fscore_support(
+        truth, predicted, labels=numbers, average=None, zero_division=0.0
+    )
+    confusion = []
+    if truth.ndim == 1:
+        confusion = sklearn.metrics.confusion_matrix(truth, predicted, labels=numbers).tolist()
+    columns = (values.tolist() for values in (examples, recall, precision, f1))
+    return ClassReport(list(map(ClassScore, names, *columns)), confusion)
+
+
+def by_entity(gold: list[list[str]], predicted: list[list[str]]) -> ClassReport:
+    """Computes the scores of each kind of entity. All labels are `is_of_entity`."""
+    gold, predicted = _with_known_prefixes(gold), _with_known_prefixes(predicted)
+    names = {name for name, _, _ in sequence_labeling.get_entities(gold)}
+    names |= {name for name, _, _ in sequence_labeling.get_entities(predicted)}
+    precision, recall, f1, examples = sequence_labeling.precision_recall_fscore_support(
+        gold, predicted, average=None, zero_division=0
+    )
+    columns = (np.asarray(values).tolist() for values in (examples, recall, precision, f1))
+    return ClassReport(list(map(ClassScore, sorted(names), *columns)))
 
 
 # Prefixes of entity labels, in the forms that seqeval knows: BIOES for BILOU.

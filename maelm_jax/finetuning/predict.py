@@ -1,5 +1,6 @@
 """Predictions of finished runs: for a file (--predict, --score), and for GLUE's server."""
 
+import dataclasses
 import os
 import pathlib
 import zipfile
@@ -135,9 +136,12 @@ def predict(
     path = run.task.write(dev, outputs, folder, os.path.basename(stem))
     lines = [*run.task.notes, f"{dev.size} predicted: {path}"]
     if with_scores:
-        scores = run.task.score(dev, outputs)
-        session.write_json(score_file, scores)
+        scores, report = run.task.score(dev, outputs), run.task.class_report(dev, outputs)
+        classes = {} if report is None else dataclasses.asdict(report)
+        session.write_json(score_file, scores | classes)
         lines += [session.metric_line(name, value) for name, value in scores.items()]
+        if report:
+            lines += ["", report.tables()]
     return "\n".join(lines)
 
 

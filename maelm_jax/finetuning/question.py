@@ -163,6 +163,10 @@ class QuestionTask(Task):
                 )
 
     def encode_training(self, examples, input_format):
+        if self.settings.class_weights != "none":
+            raise config.ConfigError(
+                f"Finetune.class_weights needs classes, and {self.name} has answers. Leave it out"
+            )
         features = self._windows(examples, input_format, "training", training=True).features
         if not len(features.ids) or not features.targets.any():
             raise config.ConfigError(

@@ -5,7 +5,7 @@ import numpy as np
 from maelm_jax import storage
 from maelm_jax.finetuning import glue, heads, metrics
 from maelm_jax.finetuning.batches import Features
-from maelm_jax.finetuning.task import Column, Encoded, EvaluationSet, Splits, Task
+from maelm_jax.finetuning.task import Column, Encoded, EvaluationSet, Splits, Task, describe_counts
 
 
 class SentenceTask(Task):
@@ -79,6 +79,8 @@ class SentenceTask(Task):
         counts = self.kind.count(features.targets)
         if unused := [repr(self.labels[number]) for number in np.flatnonzero(counts == 0)]:
             self.notes.append(f"training: no example has the label {', '.join(unused)}")
+        if self.settings.class_weights == "balanced":
+            self.kind = self.kind.balanced(features.targets)
         return features
 
     # Model.
@@ -102,6 +104,17 @@ class SentenceTask(Task):
     def score(self, dev, outputs):
         predicted = self.kind.predict(outputs)
         return metrics.sentences(self.spec.metrics, dev.features.targets, predicted)
+
+    def describe_training(self, train):
+        if not self.labels:
+            return []
+        counts = self.kind.count(train.targets)
+        return [describe_counts(self.labels, counts, len(train.ids), "training rows")]
+
+    def class_report(self, dev, outputs):
+        if not self.labels:
+            return None
+        return metrics.by_class(self.labels, dev.features.targets, self.kind.predict(outputs))
 
     def write(self, dev, outputs, folder, stem):
         """Writes predictions, as GLUE's server takes them, and the probabilities of labels."""

@@ -18,11 +18,12 @@ from maelm_jax import config
 from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.encoders import families
 from maelm_jax.encoders.family import PairFormat
-from maelm_jax.encoders.results import Results
+from maelm_jax.encoders.results import ClassReport, Results
 from maelm_jax.finetuning.batches import Batch, Features
 from maelm_jax.model import loss
 
 SAMPLE_SEED = 0  # of samples, which are the same for every seed of a run
+MOST_SHOWN = 12  # labels in a line
 TEXTS_AT_ONCE = 10_000  # texts that are tokenised between two steps of the progress bar
 
 
@@ -202,11 +203,28 @@ class Task(abc.ABC):
     def score(self, dev: EvaluationSet, outputs: typing.Any) -> dict[str, float]:
         """Returns {metric: value} of the outputs."""
 
+    def describe_training(self, train: Features) -> list[str]:
+        """Returns lines about the labels of the training examples, for the user."""
+        return []
+
+    def class_report(self, dev: EvaluationSet, outputs: typing.Any) -> ClassReport | None:
+        """Returns the scores of each class; None without classes."""
+        return None
+
     @abc.abstractmethod
     def write(
         self, dev: EvaluationSet, outputs: typing.Any, folder: pathlib.Path, stem: str
     ) -> pathlib.Path:
         """Writes FOLDER/STEM + `ending`, perhaps files beside it, and returns the path."""
+
+
+def describe_counts(names: typing.Sequence[str], counts: np.ndarray, total: int, of: str) -> str:
+    """Returns the labels with their counts and shares of `total`, the commonest first."""
+    order = np.argsort(-counts, kind="stable")
+    parts = [f"{names[label]} {counts[label]:,} ({counts[label] / total:.1%})" for label in order]
+    if len(parts) > MOST_SHOWN:
+        parts[MOST_SHOWN - 1 : -1] = [f"{len(parts) - MOST_SHOWN} others"]
+    return f"{len(names)} labels of {total:,} {of}: {', '.join(parts)}"
 
 
 def _sample(examples: list, count: int | None) -> list:

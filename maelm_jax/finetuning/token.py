@@ -21,7 +21,7 @@ from maelm_jax.encoders import families
 from maelm_jax.finetuning import heads, labelled_data, metrics
 from maelm_jax.finetuning.batches import NO_LABEL, Features
 from maelm_jax.finetuning.labels import OneOf
-from maelm_jax.finetuning.task import Column, Encoded, Splits, Task
+from maelm_jax.finetuning.task import Column, Encoded, Splits, Task, describe_counts
 from maelm_jax.model import layers, ops
 
 DOCUMENT = "-DOCSTART-"
@@ -93,6 +93,7 @@ class TokenTask(Task):
                 f"{train_path}: every word has the label {self.labels[0]!r}. "
                 "Give a file with two labels or more, or correct Conll.label_column"
             )
+        self.kind = OneOf(self.labels)
         self._note_unknown_labels(dev_path, dev)
         if not self.has_entities:
             self.notes.append("the labels are not B-X, I-X and O: scored by the accuracy of words")
@@ -178,6 +179,12 @@ class TokenTask(Task):
         context = np.zeros(len(ids), np.int32)
         return Encoded(Features(ids, targets, context, has_slot_targets=True), slots)
 
+    def encode_training(self, examples, input_format):
+        features = super().encode_training(examples, input_format)
+        if self.settings.class_weights == "balanced":
+            self.kind = self.kind.balanced(features.targets[features.targets != NO_LABEL])
+        return features
+
     # Model.
 
     def create_head(self, model, rngs):
@@ -190,7 +197,7 @@ class TokenTask(Task):
 
     def loss(self, scores, batch):
         labelled = (batch.targets != NO_LABEL).astype(jnp.float32) * batch.weights[:, None]
-        losses, right = OneOf(self.labels).losses(scores, jnp.maximum(batch.targets, 0))
+        losses, right = self.kind.losses(scores, jnp.maximum(batch.targets, 0))
         return heads.weighted_sums(losses, right, labelled)
 
     def predict(self, scores):
@@ -199,8 +206,16 @@ class TokenTask(Task):
 
     # Results.
 
+    def _counts(self, train: Features) -> np.ndarray:
+        """Returns the number of words that have each label."""
+        return np.bincount(train.targets[train.targets != NO_LABEL], minlength=len(self.labels))
+
+    def describe_training(self, train):
+        counts = self._counts(train)
+        return [describe_counts(self.labels, counts, int(counts.sum()), "training words")]
+
     def constant_outputs(self, train, dev):
-        counts = np.bincount(train.targets[train.targets != NO_LABEL], minlength=1)
+        counts = self._counts(train)
         return np.full((len(dev.examples), int(dev.features.lengths.max())), counts.argmax())
 
     def _predicted(self, dev, outputs: np.ndarray) -> list[list[str | None]]:
@@ -214,6 +229,19 @@ class TokenTask(Task):
             [self.labels[row[slot]] if slot >= 0 else fallback for slot in slots]
             for row, slots in zip(outputs, dev.layout, strict=True)
         ]
+
+    def class_report(self, dev, outputs):
+        gold = [sentence.labels for sentence in dev.examples]
+        predicted = self._predicted(dev, outputs)
+        if self.has_entities:
+            return metrics.by_entity(gold, predicted)
+        number = {label: index for index, label in enumerate(self.labels)}
+        # A label that the training file lacks, and a missing prediction, are of no class.
+        truth, found = (
+            np.asarray([number.get(label, len(number)) for label in itertools.chain(*labels)])
+            for labels in (gold, predicted)
+        )
+        return metrics.by_class(self.labels, truth, found)
 
     def score(self, dev, outputs):
         gold = [sentence.labels for sentence in dev.examples]

@@ -54,3 +54,25 @@ def test_an_unknown_label_is_named(kind):
 def test_a_value_that_was_not_read_has_a_target(kind):
     one, cells = kind
     assert len(one.targets([None] * len(cells))) == len(cells)
+
+
+def test_balanced_classes_have_the_same_part_of_the_loss():
+    one = OneOf(("a", "b", "c", "unseen"))
+    targets = np.asarray([0] * 6 + [1] * 3 + [2], np.int32)
+    alike = jnp.zeros((10, 4))
+    losses = np.asarray(one.balanced(targets).losses(alike, jnp.asarray(targets)).losses)
+    by_class = [losses[targets == number].sum() for number in range(3)]
+    assert np.allclose(by_class, by_class[0]), "a class without examples takes no part"
+    assert losses.sum() == pytest.approx(float(one.losses(alike, jnp.asarray(targets)).losses.sum()), rel=1e-5)
+
+
+def test_of_several_labels_the_presence_of_a_rare_one_counts_as_much_as_its_absence():
+    several = AnyOf(("a", "b"))
+    targets = np.asarray([[1, 1], [0, 1], [0, 1], [0, 0]], np.float32)
+    losses = several.balanced(targets).losses(jnp.zeros((4, 2)), jnp.asarray(targets)).losses
+    assert np.allclose(np.asarray(losses), np.log(2) * np.asarray([(3 + 1 / 3) / 2, (1 + 1 / 3) / 2, (1 + 1 / 3) / 2, 1]))
+
+
+def test_scores_have_no_balance():
+    with pytest.raises(config.ConfigError, match=r"Finetune\.class_weights"):
+        Score().balanced(np.zeros(3, np.float32))

@@ -129,3 +129,19 @@ def test_gold_answers_that_normalise_to_nothing_are_scored_as_by_each_version(go
     for unanswerable, expected in ((False, one), (True, two)):
         found = metrics.questions(answers, unanswerable)
         assert (found["exact"], found["f1"]) == expected
+
+
+def test_a_class_that_is_never_predicted_is_seen():
+    report = metrics.by_class(("a", "b", "c"), np.asarray([0, 0, 0, 1, 2]), np.asarray([0, 0, 1, 1, 0]))
+    assert report.confusion == [[2, 1, 0], [0, 1, 0], [1, 0, 0]]
+    assert [(one.name, one.examples) for one in report.classes] == [("a", 3), ("b", 1), ("c", 1)]
+    assert [one.f1 for one in report.classes] == pytest.approx([2 / 3, 2 / 3, 0])
+    assert (report.classes[1].precision, report.classes[1].recall) == (0.5, 1.0)
+    assert "c" in report.tables() and "0.0000" in report.tables()
+
+
+def test_classes_of_several_labels_and_of_entities():
+    several = metrics.by_class(("x", "y"), np.asarray([[1, 0], [1, 1]], np.float32), np.asarray([[1, 0], [0, 1]], np.float32))
+    assert [(one.recall, one.precision) for one in several.classes] == [(0.5, 1.0), (1.0, 1.0)] and not several.confusion
+    entities = metrics.by_entity([["B-A", "I-A", "O", "B-B"]], [["B-A", "I-A", "O", "B-C"]])
+    assert [(one.name, one.examples, one.f1) for one in entities.classes] == [("A", 1, 1.0), ("B", 1, 0.0), ("C", 0, 0.0)]

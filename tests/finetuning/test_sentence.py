@@ -1,5 +1,6 @@
 """Sentence tasks as training sees them: what the model reads, what is cut off, and what is written."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -104,6 +105,16 @@ def test_an_unknown_label_among_several_is_named(tmp_path):
     assert task(labels=("1", "2", "3"), label_separator="|").read_file(tmp_path / "a.jsonl", labelled=True)[0].label == (0, 2)
 
 
+def test_counts_of_labels_are_said_before_training(vocabulary):
+    one = task(labels=("no", "yes"))
+    train = one.encode_training([glue.Example(("a",), label, 0) for label in (1, 1, 1, 0)], input_format(vocabulary, 16))
+    (line,) = one.describe_training(train)
+    assert "yes 3 (75.0%), no 1 (25.0%)" in line
+    many = tuple(f"label{number}" for number in range(40))
+    (line,) = task(labels=many).describe_training(dataclasses.replace(train, targets=np.arange(4)))
+    assert line.count("label") < 20 and "others" in line
+
+
 def test_labels_that_no_training_example_has_are_named(vocabulary):
     one = task(labels=("no", "yes", "maybe"))
     one.encode_training([glue.Example(("a",), 0, 0)], input_format(vocabulary, 16))
@@ -113,7 +124,7 @@ def test_labels_that_no_training_example_has_are_named(vocabulary):
 @pytest.mark.parametrize(
     "custom,targets,score",
     [
-        ({"labels": ("no", "yes")}, np.asarray([1, 1, 0], np.int32), {"accuracy": 0.25, "f1": 0.4}),
+        ({"labels": ("no", "yes")}, np.asarray([1, 1, 0], np.int32), {"accuracy": 0.25, "macro_f1": 0.2, "f1": 0.4}),
         ({"score_range": (0.0, 1.0)}, np.asarray([0.1, 0.9, 0.2], np.float32), {"spearman": 0.0, "pearson": 0.0}),
         (TOPICS, np.asarray([[1, 0, 0], [1, 1, 0], [0, 0, 0]], np.float32), None),
     ],

@@ -71,6 +71,30 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
     assert [written[0] == other for other in written[1:]] == [False, True, False, False]
 
 
+def test_training_ends_when_evaluations_bring_no_gain(one_device, pretrained, data_dir, tmp_path, monkeypatch):
+    """A run that is killed after the last of them, and before its results, trains no further."""
+    more = ("EPOCHS=8", "Finetune.patience=2")
+    run, script = run_of(pretrained, "rte", data_dir, tmp_path, *more), [0.5, 0.9, 0.1, 0.9, 1.0]
+    scores = iter(script)
+    monkeypatch.setattr(run.session, "score", lambda outputs: {"accuracy": next(scores)})
+    finish = run._finish
+    monkeypatch.setattr(run, "_finish", lambda state: pytest.fail("killed"))
+    with pytest.raises(pytest.fail.Exception, match="killed"):
+        run.train()
+    monkeypatch.setattr(run, "_finish", finish)
+    results = run.train()
+    assert (results.steps, results.planned_steps, results.best["step"], results.last["step"]) == (4, 8, 2, 4)
+    assert "4 of 8 steps" in session.describe_results(tmp_path)
+
+
+def test_a_metric_can_be_named_as_the_score(one_device, pretrained, data_dir, tmp_path):
+    assert run_of(pretrained, "stsb", data_dir, tmp_path).session.main_metric == "spearman"
+    current = run_of(pretrained, "stsb", data_dir, tmp_path, "Finetune.metric=pearson").session
+    assert current.main_metric == "pearson" and current.selection_score({"pearson": 0.5, "spearman": 0.9}) == 0.5
+    with pytest.raises(config.ConfigError, match=r"Finetune\.metric = 'f2': stsb has spearman, pearson"):
+        run_of(pretrained, "stsb", data_dir, tmp_path, "Finetune.metric=f2")
+
+
 def test_the_control_draws_its_encoder_and_the_same_head(one_device, pretrained, data_dir, tmp_path):
     run, control = (run_of(start, "rte", data_dir, tmp_path, "EPOCHS=1") for start in (pretrained, f"random:{pretrained}"))
     saved = checkpoint.read_params(str(pretrained), 3)["encoder"]["position_embedding"]

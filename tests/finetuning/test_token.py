@@ -215,7 +215,11 @@ def test_a_rule_is_learned_and_a_file_is_labelled_by_it(one_device, files, pretr
     assert [line.split()[0] for line in dev.split("\n") if line] == [line.split()[0] for line in (files / "dev.txt").read_text().split("\n") if line]
     assert finetune.main([f"--workdir={tmp_path / 'run'}", f"--predict={files / 'dev.txt'}", "--score"]) == 0
     scores = json.loads((tmp_path / "run" / "predictions_dev_scores.json").read_text())
-    assert scores == {name: results["best"][name] for name in ("accuracy", "precision", "recall", "f1")}
+    assert {name: scores[name] for name in ("accuracy", "precision", "recall", "f1")} == {
+        name: results["best"][name] for name in ("accuracy", "precision", "recall", "f1")
+    }
+    (animal,) = scores["classes"]
+    assert animal["name"] == "ANIMAL" and animal["f1"] == pytest.approx(scores["f1"])
 
 
 def load(folder, vocabulary):
