@@ -88,7 +88,7 @@ def create(encoder: str, task: Task, folder: pathlib.Path, seed: int, dropout: b
             per_device_eval_batch_size=1,
             train_sampling_strategy="sequential",
         ),
-        data_collator=functools.partial(inputs_of, experiment.model.token_types > 1),
+        data_collator=functools.partial(inputs_of, experiment.encoder.token_types > 1),
         train_dataset=train,
     )
 

@@ -10,7 +10,7 @@ import pydantic
 from maelm_jax import plotting, storage, tables
 
 CONFUSION = "confusion.png"
-MOST_SHOWN = 40  # classes of a confusion matrix that is printed or drawn
+MOST_SHOWN = 20  # classes of a confusion matrix that is printed or drawn
 Values = dict[str, int | float]  # of metrics; those of an evaluation also have "step" and "epoch"
 
 

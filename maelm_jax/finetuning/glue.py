@@ -121,6 +121,16 @@ def completed(settings: config.Finetune) -> config.Finetune:
     return dataclasses.replace(settings, custom=custom)
 
 
+def read_rows(
+    spec: Spec,
+    path: pathlib.Path | str,
+    needed: tuple[str, ...],
+    broken: list[str] | None = None,
+) -> list[labelled_data.Row]:
+    """Reads the rows of a file of a task, as `labelled_data.read`."""
+    return labelled_data.read(path, needed, spec.headless, spec.name == OWN, broken)
+
+
 def read_table(
     spec: Spec,
     path: pathlib.Path | str,
@@ -138,7 +148,7 @@ def read_table(
     """
     needed = (*spec.texts, spec.label) if labelled else spec.texts
     broken = [] if skip_broken else None
-    rows = labelled_data.read(path, needed, spec.headless, spec.name == OWN, broken)
+    rows = read_rows(spec, path, needed, broken)
     examples = [
         Example(
             tuple(map(row.text, spec.texts)),

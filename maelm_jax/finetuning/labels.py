@@ -86,8 +86,19 @@ class Labels(abc.ABC):
         """Returns predictions of the form of `targets` from scores [n, C]."""
 
     @abc.abstractmethod
+    def values(self, predicted: np.ndarray) -> list:
+        """Returns predictions, or targets, as values: a name, a list of names, or a score."""
+
+    @abc.abstractmethod
     def texts(self, predicted: np.ndarray) -> list[str]:
         """Returns predictions, or targets, as they stand in a file."""
+
+    @abc.abstractmethod
+    def certainties(self, scores: np.ndarray) -> list:
+        """Returns the probability of each predicted value, or of each of its labels.
+
+        It is None for a score.
+        """
 
     @abc.abstractmethod
     def probabilities(self, scores: np.ndarray) -> np.ndarray:
@@ -137,8 +148,13 @@ class OneOf(Labels):
     def predict(self, scores):
         return scores.argmax(axis=1)
 
-    def texts(self, predicted):
+    def values(self, predicted):
         return [self.names[number] for number in predicted]
+
+    texts = values
+
+    def certainties(self, scores):
+        return self.probabilities(scores).max(axis=1).tolist()
 
     def probabilities(self, scores):
         return scipy.special.softmax(scores.astype(np.float64), axis=1)
@@ -196,9 +212,16 @@ class AnyOf(Labels):
     def predict(self, scores):
         return (scores > 0).astype(np.float32)
 
-    def texts(self, predicted):
+    def values(self, predicted):
         names = np.asarray(self.names, object)
-        return [self.separator.join(names[row > 0]) for row in predicted]
+        return [names[row > 0].tolist() for row in predicted]
+
+    def texts(self, predicted):
+        return list(map(self.separator.join, self.values(predicted)))
+
+    def certainties(self, scores):
+        rows = zip(self.probabilities(scores), self.predict(scores), strict=True)
+        return [of_text[predicted > 0].tolist() for of_text, predicted in rows]
 
     def probabilities(self, scores):
         return scipy.special.expit(scores.astype(np.float64))
@@ -222,11 +245,12 @@ class Score(Labels):
     """A score from `low` to `high`. Targets are float32 [n], from 0 to 1.
 
     The loss is the squared error of the target. An example is right when its target is less than
-    0.1 away.
+    0.1 away. With `is_cut`, no prediction is outside of the range.
     """
 
     low: float = 0.0
     high: float = 1.0
+    is_cut: bool = True
 
     @property
     def outputs(self):
@@ -258,9 +282,15 @@ class Score(Labels):
     def predict(self, scores):
         return scores[:, 0]
 
-    def texts(self, predicted):
+    def values(self, predicted):
         scores = self.low + predicted.astype(np.float64) * (self.high - self.low)
-        return [f"{score:.7g}" for score in np.clip(scores, self.low, self.high)]
+        return (np.clip(scores, self.low, self.high) if self.is_cut else scores).tolist()
+
+    def texts(self, predicted):
+        return [f"{score:.7g}" for score in self.values(predicted)]
+
+    def certainties(self, scores):
+        return [None] * len(scores)
 
     def probabilities(self, scores):
         return np.zeros((len(scores), 0))

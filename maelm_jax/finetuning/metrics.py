@@ -192,6 +192,8 @@ class Answered(typing.NamedTuple):
     golds: tuple[str, ...]  # empty: the question is unanswerable
     text: str  # the best span, however low its score is
     null_margin: float  # score of "no answer" minus score of the span
+    probability: float = 0.0  # of the span in its window, as in the pipeline of transformers
+    null_probability: float = 0.0  # of "no answer" in the window where it is least likely
 
 
 def _best_scores(measure, golds: list[tuple[str, ...]], texts: list[str]) -> np.ndarray:

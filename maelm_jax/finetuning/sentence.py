@@ -1,11 +1,22 @@
 """Sentence tasks: one or two texts with a class, several labels, or a score."""
 
+import pathlib
+
 import numpy as np
 
-from maelm_jax import storage
-from maelm_jax.finetuning import glue, heads, metrics
+from maelm_jax import config
+from maelm_jax.finetuning import glue, heads, labelled_data, metrics
 from maelm_jax.finetuning.batches import Features
-from maelm_jax.finetuning.task import Column, Encoded, EvaluationSet, Splits, Task, describe_counts
+from maelm_jax.finetuning.task import (
+    PREDICTION,
+    PROBABILITY,
+    Column,
+    Encoded,
+    EvaluationSet,
+    Splits,
+    Task,
+    describe_counts,
+)
 
 
 class SentenceTask(Task):
@@ -18,9 +29,10 @@ class SentenceTask(Task):
     module = "classifier"
     ending = ".tsv"
 
-    def __init__(self, name, settings, results=None):
+    def __init__(self, name, settings, results=None, spec=None):
+        """Makes a task as `Task`. `spec` is given for a task that has no settings."""
         super().__init__(name, settings, results)
-        self.spec = spec = glue.spec_of(name, settings.custom)
+        self.spec = spec = spec or glue.spec_of(name, settings.custom)
         self.kind, self.labels = spec.kind, spec.kind.names
         self.selected_by = () if self.labels else spec.metrics
         self.main_metric = spec.metrics[0]
@@ -117,28 +129,87 @@ class SentenceTask(Task):
         return metrics.by_class(self.labels, dev.features.targets, self.kind.predict(outputs))
 
     def write(self, dev, outputs, folder, stem):
-        """Writes predictions, as GLUE's server takes them, and the probabilities of labels."""
+        """Writes the number, the prediction and the probabilities of each example."""
         path = folder / f"{stem}.tsv"
-        storage.write(path, self.predictions_table(dev, outputs))
-        if self.labels:
-            probabilities = self.kind.probabilities(outputs)
-            rows = [[f"{value:.6f}" for value in row] for row in probabilities]
-            table = _numbered_table(dev, self.labels, rows)
-            storage.write(folder / f"{stem}_probabilities.tsv", table)
+        numbers = [{"index": str(example.number)} for example in dev.examples]
+        labelled_data.write(path, self._predictions(numbers, outputs, path, True))
         return path
 
-    def predictions_table(self, dev: EvaluationSet, outputs: np.ndarray) -> str:
+    def endings(self, input_file):
+        ending = labelled_data.ending_of(input_file)
+        return tuple(
+            dict.fromkeys((*({ending} & {*labelled_data.TABLES}), ".tsv", *labelled_data.TABLES))
+        )
+
+    def check_columns(self, input_file, with_all):
+        header = labelled_data.columns_of(input_file)
+        if self.spec.headless and not set(self.spec.texts) <= set(header):
+            header = list(self.spec.headless)
+        added = [PREDICTION, PROBABILITY]
+        if with_all:
+            added += map(_probability_of, self.labels)
+        for name in header:
+            if name in added:
+                raise config.ConfigError(
+                    f"{input_file}: has a column {name!r} already, which predictions would get. "
+                    "Rename it"
+                )
+            if header.count(name) > 1:
+                raise config.ConfigError(
+                    f"{input_file}: {header.count(name)} columns have the name {name!r}. Rename "
+                    "all but one"
+                )
+
+    def write_predictions(self, input_file, dev, outputs, path, with_all):
+        rows = glue.read_rows(self.spec, input_file, self.spec.texts)
+        labelled_data.write(
+            path, self._predictions([row.values for row in rows], outputs, path, with_all)
+        )
+
+    def _predictions(
+        self, rows: list[dict], outputs: np.ndarray, path: pathlib.Path, with_all: bool
+    ) -> list[dict]:
+        """Returns rows with columns for the prediction and its probability, in the form of `path`.
+
+        `with_all` adds a column for the probability of each class.
+        """
+        predicted, certainties = self.kind.predict(outputs), self.kind.certainties(outputs)
+        values = self.kind.values(predicted)
+        is_typed = path.suffix in (*labelled_data.JSON_LINES, labelled_data.PARQUET)
+        if not is_typed:
+            values = self.kind.texts(predicted)
+            certainties = [self._certainty_as_text(certainty) for certainty in certainties]
+        columns = {PREDICTION: values}
+        if self.labels:
+            columns[PROBABILITY] = certainties
+        if with_all:
+            probabilities = self.kind.probabilities(outputs)
+            for name, of_class in zip(self.labels, probabilities.T.tolist(), strict=True):
+                columns[_probability_of(name)] = (
+                    of_class if is_typed else list(map("{:.6f}".format, of_class))
+                )
+        added = zip(*columns.values(), strict=True)
+        return [
+            row | dict(zip(columns, of_row, strict=True))
+            for row, of_row in zip(rows, added, strict=True)
+        ]
+
+    def _certainty_as_text(self, certainty: float | list[float] | None) -> str:
+        several = certainty if isinstance(certainty, list) else [certainty]
+        return (self.kind.separator or "").join(
+            f"{value:.6f}" for value in several if value is not None
+        )
+
+    def submission_table(self, dev: EvaluationSet, outputs: np.ndarray) -> str:
         """Returns a file of GLUE's submissions: columns `index` and `prediction`."""
         texts = self.kind.texts(self.kind.predict(outputs))
-        return _numbered_table(dev, ["prediction"], [[text] for text in texts])
+        lines = [f"{dev.examples[row].number}\t{text}" for row, text in enumerate(texts)]
+        return "\n".join(["index\tprediction", *lines]) + "\n"
 
 
-def _numbered_table(dev: EvaluationSet, columns, rows: list[list[str]]) -> str:
-    """Returns a tab-separated table that begins with the number of each example in its file."""
-    lines = ["\t".join(("index", *columns))]
-    for example, row in zip(dev.examples, rows, strict=True):
-        lines.append("\t".join((str(example.number), *row)))
-    return "\n".join(lines) + "\n"
+def _probability_of(label: str) -> str:
+    """Returns the name of the column with the probability of a class."""
+    return f"{PROBABILITY}_{label}"
 
 
 def kept_sizes(sizes: tuple[int, ...], budget: int) -> tuple[int, ...]:

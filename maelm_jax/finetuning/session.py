@@ -49,12 +49,10 @@ class State(typing.NamedTuple):
 class Model:
     """A model with the head of a task on the devices: its definition, and its predictions."""
 
-    def __init__(self, experiment: config.Experiment, task: Task, vocabulary: Vocabulary):
+    def __init__(self, model: config.Model, mesh: config.Mesh, task: Task, vocabulary: Vocabulary):
         self.task, self.pad = task, vocabulary.pad
-        self.mesh = sharding.make_mesh(experiment.mesh)
-        self.graph, self.init = heads.define(
-            experiment.model, vocabulary.size, vocabulary.pad, task
-        )
+        self.mesh = sharding.make_mesh(mesh)
+        self.graph, self.init = heads.define(model, vocabulary.size, vocabulary.pad, task)
         shapes = jax.eval_shape(self.init, keys.make_key(0))
         self.shapes = sharding.sharded_shapes(shapes, self.mesh)
         self._predict = jax.jit(
@@ -69,14 +67,20 @@ class Model:
         """Puts a batch on the devices."""
         return Batch(*(sharding.shard_batch(part, self.mesh) for part in batch))
 
-    def outputs(self, params: dict, dev: EvaluationSet, lengths: list[int]):
+    def outputs(
+        self,
+        params: dict,
+        dev: EvaluationSet,
+        lengths: list[int],
+        rows: int = EVALUATION_ROWS,
+    ):
         """Computes the outputs of `Task.predict` for all examples, in their order.
 
-        `lengths` are those of `batches.in_order`. Returns NumPy arrays. Those of slots are as wide
-        as the longest batch.
+        `lengths` are those of `batches.in_order`, `rows` those of a batch. Returns NumPy arrays.
+        Those of slots are as wide as the longest batch.
         """
         devices = sharding.row_shards(self.mesh)
-        rows = -(-EVALUATION_ROWS // devices) * devices
+        rows = -(-rows // devices) * devices
         indices, outputs = [], []
         planned = tqdm.tqdm(
             in_order(dev.features, lengths, rows, self.pad),
@@ -133,7 +137,7 @@ class Session:
                 f"Finetune.metric = {metric!r}: {task.name} has {', '.join(self.baseline)}. "
                 "Name one of them"
             )
-        self.model = model = Model(experiment, task, vocabulary)
+        self.model = model = Model(experiment.model, experiment.mesh, task, vocabulary)
         optimizer = optimizers.create(experiment.optimizer)
 
         def create_state(params: dict) -> State:

@@ -97,7 +97,7 @@ def test_both_programs_drop_at_the_same_places(benchmark, args, stock_name, tmp_
         return x * torch.from_numpy(scale)
 
     stock_model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported", attn_implementation="eager")
-    inputs = benchmark.transformers_trainer.inputs_of(model.token_types > 1, [batch])
+    inputs = benchmark.transformers_trainer.inputs_of(model.encoder.token_types > 1, [batch])
     del inputs["labels"]
     monkeypatch.setattr(torch.nn.functional, "dropout", replayed)
     theirs = stock_model.train()(**inputs).logits.detach().numpy()

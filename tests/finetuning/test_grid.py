@@ -133,9 +133,9 @@ def test_a_run_leaves_its_settings_its_results_and_the_predictions_of_its_best_e
     assert len(results["evaluations"]) == 4 and results["labels"] == ["entailment", "not_entailment"]
     saved = gin_files.load([str(rte_run / "config.gin")])
     assert saved.finetune.tasks == "rte" and saved.finetune.init_from == str(pretrained) and saved.model.encoder.width == 32
-    header, *rows = [line.split("\t") for line in (rte_run / "predictions_probabilities.tsv").read_text().splitlines()]
-    likeliest = [header[1 + int(np.argmax(list(map(float, row[1:]))))] for row in rows]
-    predicted = [line.split("\t")[1] for line in (rte_run / "predictions.tsv").read_text().splitlines()[1:]]
+    header, *rows = [line.split("\t") for line in (rte_run / "predictions.tsv").read_text().splitlines()]
+    likeliest = [header[3 + int(np.argmax(list(map(float, row[3:]))))].removeprefix("probability_") for row in rows]
+    predicted = [row[1] for row in rows]
     gold = [row.split("\t")[3] for row in (data_dir / "glue" / "RTE" / "dev.tsv").read_text().splitlines()[1:]]
     assert likeliest == predicted
     assert sum(map(str.__eq__, gold, predicted)) / len(gold) == results["score"] == results["best"]["accuracy"]

@@ -284,3 +284,23 @@ def test_without_a_dev_file_a_tenth_is_held_out(tmp_path):
         tmp_path / "a.csv", glue.spec_of("own", settings.custom)
     )
     assert "5 of the 57" in notes[-1]
+
+
+@pytest.mark.parametrize("ending", labelled_data.TABLES)
+def test_a_table_is_read_as_it_was_written(ending, tmp_path):
+    """Also where rows have other columns, as in .jsonl."""
+    if ending == ".parquet":
+        pytest.importorskip("pyarrow")
+    rows = [{"a": 'a "word", é', "b": "1"}, {"a": "x", "late": "y"}]
+    labelled_data.write(tmp_path / f"t{ending}", rows)
+    found = [row.values for row in labelled_data.read(tmp_path / f"t{ending}", ["a"])]
+    assert [{name: value for name, value in row.items() if value} for row in found] == rows
+
+
+def test_a_cell_with_a_tab_or_a_line_fits_csv_and_no_tsv(tmp_path):
+    rows = [{"a": "one\ttwo\nthree"}]
+    labelled_data.write(tmp_path / "t.csv", rows)
+    assert labelled_data.read(tmp_path / "t.csv", ["a"])[0].values == rows[0]
+    with pytest.raises(config.ConfigError, match="t.tsv.*csv"):
+        labelled_data.write(tmp_path / "t.tsv", rows)
+    assert not (tmp_path / "t.tsv").exists()

@@ -60,10 +60,12 @@ def test_what_the_model_reads(vocabulary):
 
 def test_predictions_and_probabilities(tmp_path):
     assert written(rte(), [[0.0, 1.0], [2.0, 1.0]], tmp_path) == ["not_entailment", "entailment"]
-    assert (tmp_path / "p.tsv").read_text().startswith("index\tprediction\n0\tnot_entailment\n")
+    assert rte().submission_table(dev_set(1), np.asarray([[0.0, 1.0]])) == "index\tprediction\n0\tnot_entailment\n"
     three = task(labels=("no", "yes", "unclear"))
     assert written(three, np.log([[1, 3, 4], [2, 1, 1]]), tmp_path) == ["unclear", "no"]
-    assert (tmp_path / "p_probabilities.tsv").read_text().splitlines()[:2] == ["index\tno\tyes\tunclear", "0\t0.125000\t0.375000\t0.500000"]
+    header, first, _ = (tmp_path / "p.tsv").read_text().splitlines()
+    assert header == "index\tprediction\tprobability\tprobability_no\tprobability_yes\tprobability_unclear"
+    assert first == "0\tunclear\t0.500000\t0.125000\t0.375000\t0.500000"
 
 
 def test_scores_are_learned_from_0_to_1_and_written_in_the_range_of_the_file(tmp_path, vocabulary):
@@ -94,7 +96,7 @@ def test_a_text_can_have_several_labels_or_none(tmp_path, name, text, vocabulary
     assert targets.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 1]] and targets.dtype == np.float32
     assert written(several, 2 * targets - 1, tmp_path) == ["sport", "", "war|art"]
     written(several, np.log([[1.0, 3.0, 1 / 3]]), tmp_path)
-    assert (tmp_path / "p_probabilities.tsv").read_text().splitlines()[1] == "0\t0.500000\t0.750000\t0.250000"
+    assert (tmp_path / "p.tsv").read_text().splitlines()[1] == "0\twar\t0.750000\t0.500000\t0.750000\t0.250000"
 
 
 def test_an_unknown_label_among_several_is_named(tmp_path):

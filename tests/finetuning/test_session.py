@@ -67,7 +67,7 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
     assert equal == [False, True, False, False], "and no fifth prediction for the file"
     for number, (_, outputs_then) in enumerate(seen):
         run.session.task.write(run.session.data.dev[""], outputs_then[""], tmp_path, str(number))
-    written = [(tmp_path / f"{name}_probabilities.tsv").read_text() for name in ("predictions", *range(4))]
+    written = [(tmp_path / f"{name}.tsv").read_text() for name in ("predictions", *range(4))]
     assert [written[0] == other for other in written[1:]] == [False, True, False, False]
 
 
