@@ -42,6 +42,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of PyTorch m
 import transformers_trainer
 
 from maelm_jax import cli, config, export, finetune, storage, tables
+from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning import grid
 
 OURS, THEIRS = "maelm_jax", "transformers"
@@ -161,8 +162,8 @@ def run_ours(args: argparse.Namespace, name: str) -> list[float]:
     """Scores of this project, one a seed, in percent."""
     folder = pathlib.Path(args.workdir) / OURS / name
     finetuned(args, name, folder, [f"SEEDS={seeds_of(args)}"])
-    results = [json.loads(path.read_text()) for path in folder.rglob("results.json")]
-    last = {result["seed"]: result["last"][result["main_metric"]] for result in results}
+    results = map(Results.read, folder.rglob("results.json"))
+    last = {result.seed: result.last[result.main_metric] for result in results}
     return [100 * last[seed] for seed in seeds_of(args)]
 
 

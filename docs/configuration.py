@@ -12,9 +12,10 @@ from maelm_jax import config
 PAGE = """# Configuration
 
 Bind a setting in a gin file (`Encoder.layers = 6`) or on the command line
-(`--gin.Encoder.layers=6`), which replaces what a file says. Macros are short names of settings:
-`TRAIN_STEPS`, `BATCH_SIZE`, `SEQUENCE_LENGTH`, `SEED` and `TEXT_FILES` in `configs/base.gin`, and
-those of fine-tuning in `configs/finetune/base.gin`. Give a macro or its setting, not both.
+(`--gin.Encoder.layers=6`), which replaces what a file says. Macros are short names of some
+settings: `TRAIN_STEPS`, `BATCH_SIZE`, `SEQUENCE_LENGTH`, `SEED` and `TEXT_FILES` in
+`configs/base.gin`, and those of fine-tuning in `configs/finetune/base.gin`. Give a macro or its
+setting, not both.
 
 A resumed run keeps its settings, except those marked *free*, which change no past step.
 """

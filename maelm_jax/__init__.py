@@ -1,6 +1,6 @@
 """Pretrain text encoders in JAX whose encoder never reads [MASK] (MAE-LM).
 
-`load_encoder` loads any pretrained encoder.
+`load_encoder` loads any pretrained encoder, `load_classifier` a fine-tuned classifier of texts.
 """
 
 __version__ = "0.2.0.dev0"
@@ -20,3 +20,20 @@ def load_encoder(path, step: int | None = None):
     from maelm_jax.encoders import encoder  # imports JAX
 
     return encoder.Encoder.load(path, step)
+
+
+def load_classifier(path):
+    """Loads a classifier of texts (`maelm_jax.finetuning.classifier.Classifier`).
+
+    `load_classifier(path).predict(texts)` gives labels and probabilities.
+
+    Args:
+        path: The workdir of a fine-tuned run, its export, or a folder of stock transformers for
+            sequence classification.
+
+    Raises:
+        ConfigError: There is no such classifier, or it cannot be computed here.
+    """
+    from maelm_jax.finetuning import classifier  # imports JAX
+
+    return classifier.Classifier.load(path)

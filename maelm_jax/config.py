@@ -843,6 +843,15 @@ class Finetune(Settings):
     dev_examples: Positive | None = setting(
         None, "Sample of each dev set to evaluate on. None is all.", "examples"
     )
+    class_weights: typing.Literal["none", "balanced"] = setting(
+        "none", "`balanced` raises the loss of rare labels, by the inverse of their share."
+    )
+    metric: Text | None = setting(
+        None, "Metric of the dev set that is the score. None: that of the task."
+    )
+    patience: Positive | None = setting(
+        None, "Training ends after so many evaluations without a gain. None: never.", "evaluations"
+    )
     grid: Grid = section(Grid)
     custom: CustomTask = section(CustomTask)
     conll: Conll = section(Conll)

@@ -79,7 +79,7 @@ def _kept_checkpoints(workdir: str, step: int | None) -> dict[str, int]:
 
 def _export(args: argparse.Namespace, step: int | None, output: str):
     """Exports one step of the encoder to the folder `output`."""
-    from maelm_jax.encoders import card, encoder, export, source, verify
+    from maelm_jax.encoders import card, encoder, export, results, source, verify
 
     metadata = dict(_metadata(entry) for entry in args.metadata)
     found = source.find_encoder(args.workdir, step)
@@ -104,6 +104,9 @@ def _export(args: argparse.Namespace, step: int | None, output: str):
             metadata,
         )
         (folder / export.CARD).write_text(text, encoding="utf-8")
+        report = found.results and found.results.classes
+        if report and report.shows_confusion:
+            report.draw(folder / results.CONFUSION, f"{name}: what is taken for what")
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
     print(f"{output}: {written.architecture} of {origin}, {written.parameters:,} parameters")
     if isinstance(verification, str):

@@ -12,9 +12,11 @@ r"""Fine-tune a pretrained encoder on GLUE, SQuAD or your own files: a run, a gr
     # A table: every task of glue.gin with two encoders.
     python -m maelm_jax.finetune --gin_file=finetune/glue.gin \
         --init_from=runs/tiny,runs/tiny-mlm --workdir=runs/table
-    # Labels for an unlabelled file. --output writes them to another file.
+    # Labels for an unlabelled file: its columns, a label and its probability.
     python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv
-    python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv --output=labels.tsv
+    # The probability of each class too, in another file.
+    python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv --probabilities \
+        --output=labels.csv
     # Score the model on a labelled file that was not the dev set.
     python -m maelm_jax.finetune --workdir=runs/rte --predict=labelled.tsv --score
     # Predictions of GLUE's test sets, as GLUE's server takes them.
@@ -60,19 +62,27 @@ def main(argv: list[str]) -> int:
     if args.predict is None and args.submission is None:
         _train(args, bindings)
         return 0
-    from maelm_jax.finetuning import predict
-
     if args.predict is not None:
-        print(predict.predict(args.workdir, args.predict, args.output, bindings, args.score))
+        print(_predict(args, bindings))
     else:
+        from maelm_jax.finetuning import predict
+
         print(predict.submit(args.workdir, args.submission, args.init_from, bindings))
     return 0
 
 
+def _predict(args: argparse.Namespace, bindings: list[str]) -> str:
+    from maelm_jax.finetuning import predict
+
+    return predict.predict(
+        args.workdir, args.predict, args.output, bindings, args.score, args.probabilities
+    )
+
+
 def _check(args: argparse.Namespace, bindings: list[str]):
     """Raises ConfigError for a flag or setting that the command would not read."""
-    if (args.output is not None or args.score) and args.predict is None:
-        raise config.ConfigError("--output and --score need --predict=FILE")
+    if (args.output is not None or args.score or args.probabilities) and args.predict is None:
+        raise config.ConfigError("--output, --score and --probabilities need --predict=FILE")
     unread = {
         "predict": ("submission", "init_from", "step", "gin_file"),
         "submission": ("step", "gin_file"),
@@ -115,8 +125,13 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--output",
         metavar="FILE",
-        help="with --predict: the predictions; default in --workdir, "
-        "predictions_STEM.tsv (.json, .txt), or as GLUE names it",
+        help="with --predict: the predictions, .csv, .tsv, .jsonl or .parquet; default in "
+        "--workdir, predictions_STEM in the format of the input",
+    )
+    flags.add_argument(
+        "--probabilities",
+        action="store_true",
+        help="with --predict: a column with the probability of each class",
     )
     flags.add_argument(
         "--score",

@@ -8,10 +8,11 @@ import pathlib
 import string
 import typing
 
-from maelm_jax import config
+from maelm_jax import config, tables
 from maelm_jax.encoders import decoder_file, verify
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.encoders.export import Written
+from maelm_jax.encoders.results import CONFUSION, Results
 from maelm_jax.encoders.source import EncoderSource
 from maelm_jax.training import metrics
 
@@ -23,7 +24,7 @@ A text encoder $made with maelm_jax.
 | | |
 |---|---|
 $table
-
+$classes
 ## Loading
 
 $loading
@@ -33,6 +34,13 @@ $use## Verification
 $verification
 """)
 
+CLASSES = string.Template("""
+## Classes
+
+On $evaluated_on:
+
+$tables
+""")
 # {export format: about loading the folder}.
 LOADING = {
     "huggingface": string.Template("""\
@@ -199,7 +207,7 @@ def render(
     if format == "huggingface":
         front = _front_matter(name, source, task, metadata or {})
         decoder = DECODER.substitute(file=decoder_file.FILE, mask=mask) if has_decoder else ""
-        several = source.results.get("label_separator") is not None
+        several = source.results is not None and source.results.label_separator is not None
         if task in USE and has_tokenizer_json:
             use = USE[task].substitute(
                 name=name,
@@ -212,6 +220,7 @@ def render(
         name=name,
         made="trained" if source.experiment else "converted",
         table="\n".join(f"| {key} | {value} |" for key, value in rows.items()),
+        classes=_describe_classes(source.results),
         loading=loading,
         use=use,
         verification=_describe_verification(verification),
@@ -235,13 +244,13 @@ def _front_matter(
     dataset = {"name": "held-out text of the run", "type": "text"}
     measured = []
     if results:
-        trained_on = results.get("task", "")
+        trained_on = results.task or ""
         hub_name = GLUE if trained_on in GLUE_TASKS else DATASETS.get(trained_on)
         if hub_name:
             entries |= {"language": "en", "datasets": [hub_name]}
         dataset = {"name": trained_on, "type": hub_name or trained_on}
-        if results.get("score") is not None:
-            measured = [{"type": results["main_metric"], "value": round(results["score"], 4)}]
+        if results.score is not None:
+            measured = [{"type": results.main_metric, "value": round(results.score, 4)}]
     elif experiment is not None:
         if list(experiment.corpus.rates) == ["installed_docs"]:
             entries["language"] = "en"
@@ -321,18 +330,18 @@ def _describe_fine_tuning(source: EncoderSource, architecture: str) -> dict[str,
     """Returns the table entries of a fine-tuned run: {name: text}."""
     results = source.results
     rows = {
-        "fine-tuned on": results.get("task", "not recorded"),
-        "started from": f"`{_last_part(results.get('init_from', 'not recorded'))}`",
+        "fine-tuned on": results.task or "not recorded",
+        "started from": f"`{_last_part(results.init_from or 'not recorded')}`",
         "steps": f"{source.step:,}",
     }
-    if results.get("score") is not None:
-        evaluated_on = ", ".join(results["evaluated_on"].values())
-        rows["score"] = f"{results['main_metric']} {results['score']:.4f} on {evaluated_on}"
-    if results.get("labels"):
-        rows["labels"] = ", ".join(f"`{label}`" for label in results["labels"])
+    if results.score is not None:
+        evaluated_on = ", ".join(results.evaluated_on.values())
+        rows["score"] = f"{results.main_metric} {results.score:.4f} on {evaluated_on}"
+    if results.labels:
+        rows["labels"] = ", ".join(f"`{label}`" for label in results.labels)
     if architecture.endswith("QuestionAnswering"):
         rows["logits"] = SPANS
-        threshold = results.get("best", {}).get("best_f1_threshold")
+        threshold = results.best.get("best_f1_threshold")
         if threshold is not None:  # SQuAD 2.0
             rows["no answer"] = (
                 "if the score of the first token minus that of the best span is above "
@@ -340,14 +349,25 @@ def _describe_fine_tuning(source: EncoderSource, architecture: str) -> dict[str,
             )
     elif architecture.endswith("TokenClassification"):
         rows["logits"] = WORDS
-    elif results.get("label_separator") is not None:
+    elif results.label_separator is not None:
         rows["logits"] = "one for each label. A text has the labels whose logit is above 0"
-    elif not results.get("labels"):
+    elif not results.labels:
         rows["output"] = "the score as it was trained, from 0 to 1 (STS-B: score / 5)"
-        if results.get("task") == "own":
+        if results.task == "own":
             low, high = source.experiment.finetune.custom.score_range
             rows["output"] += f"; a score of the files is {low:.7g} + output * {high - low:.7g}"
     return rows
+
+
+def _describe_classes(results: Results | None) -> str:
+    """Returns the section about the classes of a fine-tuned run; "" without classes."""
+    if results is None or results.classes is None:
+        return ""
+    evaluated_on = next(iter(results.evaluated_on.values()), "the dev set")
+    text = results.classes.tables(tables.markdown)
+    if results.classes.shows_confusion:
+        text += f"\n\n![Confusion matrix]({CONFUSION})"
+    return CLASSES.substitute(evaluated_on=evaluated_on, tables=text)
 
 
 def _describe_verification(verification: list[verify.Report] | str) -> str:

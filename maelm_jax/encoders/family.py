@@ -12,6 +12,7 @@ import numpy as np
 from maelm_jax import config
 from maelm_jax.encoders import layouts
 from maelm_jax.encoders.layouts import TensorMapping
+from maelm_jax.encoders.results import Results
 
 SEQUENCE_CLASSIFICATION = "ForSequenceClassification"
 QUESTION_ANSWERING = "ForQuestionAnswering"
@@ -174,12 +175,10 @@ class FineTunedHead:
         return entries
 
 
-def find_head(
-    params: dict[str, np.ndarray], results: dict[str, typing.Any]
-) -> FineTunedHead | None:
+def find_head(params: dict[str, np.ndarray], results: Results | None) -> FineTunedHead | None:
     """Returns the head among the parameters {path: array}; None for a pretraining run.
 
-    `results` is the results.json of the run. Raises ConfigError unless it names each class.
+    `results` are those of the run. Raises ConfigError unless they name each class.
     """
     if "span/kernel" in params or "span/out/kernel" in params:
         return FineTunedHead(QUESTION_ANSWERING)
@@ -188,7 +187,7 @@ def find_head(
         task_class, bias = TOKEN_CLASSIFICATION, params["token/out/bias"]
     if bias is None:
         return None
-    classes, labels = len(bias), tuple(results.get("labels", ()))
+    classes, labels = len(bias), tuple(results.labels if results else ())
     if classes == 1:
         return FineTunedHead(task_class)
     if len(labels) != classes:
@@ -196,7 +195,7 @@ def find_head(
             f"the fine-tuned head has {classes} classes, results.json names {len(labels)}: "
             f"{', '.join(labels) or 'none'}"
         )
-    return FineTunedHead(task_class, labels, results.get("label_separator") is not None)
+    return FineTunedHead(task_class, labels, results.label_separator is not None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

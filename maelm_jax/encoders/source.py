@@ -35,6 +35,7 @@ from maelm_jax.encoders import (
     tokenizer,
     weight_files,
 )
+from maelm_jax.encoders.results import Results
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint, run_record, sharding
 from maelm_jax.training.workdir import PUBLISHED_WEIGHTS, RUNS, STOCK_CONFIG, Kind, kind_of
@@ -46,7 +47,7 @@ ORIGIN = "origin.json"  # of a run that started from an encoder
 
 
 def read_record(workdir: str | os.PathLike, name: str) -> dict[str, typing.Any]:
-    """Reads RESULTS, INPUTS or ORIGIN of a run. Returns {} if there is no such file."""
+    """Reads INPUTS or ORIGIN of a run. Returns {} if there is no such file."""
     path = pathlib.Path(workdir) / name
     return storage.read_json(path) if path.is_file() else {}
 
@@ -66,7 +67,7 @@ class EncoderSource:
         experiment: The settings of a workdir; None for every other source.
         step: The step of a workdir's checkpoint; None for every other source. If the newest was
             asked for, and the run prunes it before it is read, this becomes the newest of then.
-        results: The results.json of a fine-tuned run; {} for every other source.
+        results: The results of a fine-tuned run; None for every other source.
         dropout: The dropout that it states.
     """
 
@@ -81,7 +82,7 @@ class EncoderSource:
     dropout: config.Dropout = dataclasses.field(default_factory=config.Dropout)
     experiment: config.Experiment | None = None
     step: int | None = None
-    results: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
+    results: Results | None = None
 
     def write_origin(self, workdir: str | os.PathLike):
         """Records this source in the workdir of a run that starts from it, as ORIGIN.
@@ -263,7 +264,8 @@ def find_workdir(path: str, wanted: int | None) -> EncoderSource:
     folder = storage.local_path(path)
     storage.require_own_files(folder)
     experiment = gin_files.load([str(folder / gin_files.RECORD)])
-    results, origin = read_record(folder, RESULTS), read_record(folder, ORIGIN)
+    results = Results.read(folder / RESULTS) if (folder / RESULTS).is_file() else None
+    origin = read_record(folder, ORIGIN)
     step = checkpoint.pick_step(path, wanted)
     length = experiment.corpus.sequence_length
     if origin:  # the encoder that the run started from may have trained further positions
@@ -286,7 +288,7 @@ def find_workdir(path: str, wanted: int | None) -> EncoderSource:
         decoder=experiment.decoder,
         objective=experiment.objective,
         vocabulary=str(folder / "vocabulary"),
-        length=results.get("max_length", length),
+        length=(results and results.max_length) or length,
         _read_tensors=read_tensors,
         experiment=experiment,
         step=step,

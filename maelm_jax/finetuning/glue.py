@@ -1,7 +1,6 @@
 """The sentence tasks as values, and their examples: those of GLUE, and the task `own`."""
 
 import dataclasses
-import math
 import pathlib
 import typing
 
@@ -9,11 +8,12 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.finetuning import labelled_data
+from maelm_jax.finetuning.labels import AnyOf, Labels, OneOf, Score, Value
 from maelm_jax.finetuning.task import Splits
 
 OWN = "own"
-YES_NO = ("0", "1")
-ENTAILED = ("entailment", "not_entailment")
+YES_NO = OneOf(("0", "1"))
+ENTAILED = OneOf(("entailment", "not_entailment"))
 DIAGNOSTIC = "AX"  # GLUE's diagnostic set in a submission; a model of MNLI predicts it
 DIAGNOSTIC_FILES = ("AX/AX.tsv", "AX/diagnostic.tsv", "diagnostic/diagnostic.tsv")
 # Columns of text that a file of one's own may have, if `CustomTask.columns` names none.
@@ -25,15 +25,13 @@ HELD_OUT_SEED = 0
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What tells one sentence task from another. A task without labels is a regression."""
+    """What tells one sentence task from another."""
 
     name: str
     folder: str  # in GLUE's distribution
     texts: tuple[str, ...]  # columns of the text, one or two
     label: str  # column of the label
-    labels: tuple[str, ...] = YES_NO  # class i is labels[i] in the files, and i in TFDS
-    label_separator: str | None = None  # between the labels of a text; None: each text has one
-    score_range: tuple[float, float] = (0.0, 1.0)  # lowest and highest score, in a regression
+    kind: Labels = YES_NO  # class i is kind.names[i] in the files, and i in TFDS
     metrics: tuple[str, ...] = ("accuracy",)  # the first one is the score
     fields: tuple[str, ...] = ()  # fields of the text in TFDS, where they differ from `texts`
     parts: tuple[str, ...] = ("",)  # the X of dev_X.tsv and test_X.tsv, "" for dev.tsv and test.tsv
@@ -46,7 +44,7 @@ class Spec:
 
 
 _PAIR = ("sentence1", "sentence2")
-_MNLI = ("entailment", "neutral", "contradiction")
+_MNLI = OneOf(("entailment", "neutral", "contradiction"))
 _F1, _MCC, _CORRELATIONS = ("accuracy", "f1"), ("mcc", "accuracy"), ("spearman", "pearson")
 _COLA = ("source", "label", "mark", "sentence")  # columns
 SPECS = {
@@ -55,7 +53,7 @@ SPECS = {
         Spec("cola", "CoLA", ("sentence",), "label", metrics=_MCC, headless=_COLA),
         Spec("sst2", "SST-2", ("sentence",), "label"),
         Spec("mrpc", "MRPC", ("#1 String", "#2 String"), "Quality", metrics=_F1, fields=_PAIR),
-        Spec("stsb", "STS-B", _PAIR, "score", (), metrics=_CORRELATIONS, score_range=(0.0, 5.0)),
+        Spec("stsb", "STS-B", _PAIR, "score", Score(high=5.0), metrics=_CORRELATIONS),
         Spec(
             "qqp", "QQP", ("question1", "question2"), "is_duplicate", metrics=_F1, skips_broken=True
         ),
@@ -75,28 +73,21 @@ def spec_of(name: str, custom: config.CustomTask) -> Spec:
     """Returns the values of a task. `custom`, which is `completed`, defines the task `own`."""
     if name != OWN:
         return SPECS[name]
-    metrics = ("accuracy", "f1" if len(custom.labels) == 2 else "macro_f1")
     if custom.score_range:
-        metrics = _CORRELATIONS
+        low, high = custom.score_range
+        kind = Score(low=low, high=high)
     elif custom.label_separator is not None:
-        metrics = ("micro_f1", "macro_f1", "exact_match")
-    return Spec(
-        OWN,
-        OWN,
-        custom.columns,
-        custom.label,
-        custom.labels,
-        custom.label_separator,
-        score_range=custom.score_range or Spec.score_range,
-        metrics=metrics,
-    )
+        kind = AnyOf(custom.labels, custom.label_separator)
+    else:
+        kind = OneOf(custom.labels)
+    return Spec(OWN, OWN, custom.columns, custom.label, kind, metrics=kind.metrics)
 
 
 class Example(typing.NamedTuple):
     """One example of a sentence task."""
 
     texts: tuple[str, ...]  # one or two
-    label: int | float | tuple[int, ...] | None  # a class, a score, classes; None: not read
+    label: Value | None  # None: not read
     number: int  # of the row in its file, from 0
 
 
@@ -119,9 +110,7 @@ def completed(settings: config.Finetune) -> config.Finetune:
         custom = dataclasses.replace(custom, columns=usual[0])
     if not custom.labels and not custom.score_range:
         rows = labelled_data.read(path, (*custom.columns, custom.label), exact=True)
-        names = {
-            name for row in rows for name in _names_in(row, custom.label, custom.label_separator)
-        }
+        names = {name for row in rows for name in row.names(custom.label, custom.label_separator)}
         if not 2 <= len(names) <= MOST_FOUND_LABELS:
             raise config.ConfigError(
                 f"{path}: the column {custom.label!r} has {len(names)} different labels. Name all "
@@ -132,14 +121,14 @@ def completed(settings: config.Finetune) -> config.Finetune:
     return dataclasses.replace(settings, custom=custom)
 
 
-def _names_in(row: labelled_data.Row, column: str, separator: str | None) -> list[str]:
-    """Returns the names of the labels in a cell. In .jsonl, it can hold a list of them."""
-    if separator is None:
-        return [row.text(column)]
-    value = row.values.get(column)
-    if isinstance(value, list):
-        return [labelled_data.Row(row.location, {column: item}).text(column) for item in value]
-    return [name for part in row.text(column).split(separator) if (name := part.strip())]
+def read_rows(
+    spec: Spec,
+    path: pathlib.Path | str,
+    needed: tuple[str, ...],
+    broken: list[str] | None = None,
+) -> list[labelled_data.Row]:
+    """Reads the rows of a file of a task, as `labelled_data.read`."""
+    return labelled_data.read(path, needed, spec.headless, spec.name == OWN, broken)
 
 
 def read_table(
@@ -159,10 +148,12 @@ def read_table(
     """
     needed = (*spec.texts, spec.label) if labelled else spec.texts
     broken = [] if skip_broken else None
-    rows = labelled_data.read(path, needed, spec.headless, spec.name == OWN, broken)
+    rows = read_rows(spec, path, needed, broken)
     examples = [
         Example(
-            tuple(map(row.text, spec.texts)), _parse_label(spec, row) if labelled else None, number
+            tuple(map(row.text, spec.texts)),
+            spec.kind.read(row, spec.label) if labelled else None,
+            number,
         )
         for number, row in enumerate(rows)
     ]
@@ -171,29 +162,6 @@ def read_table(
     if empty := sum(not all(example.texts) for example in examples):
         notes.append(f"{path}: {empty} examples with an empty text, kept")
     return examples
-
-
-def _parse_label(spec: Spec, row: labelled_data.Row) -> int | float | tuple[int, ...]:
-    """Returns the class, score or classes in a row. Raises ConfigError when there is none."""
-    names = _names_in(row, spec.label, spec.label_separator)
-    known = ", ".join(spec.labels)
-    if not spec.labels:
-        low, high = spec.score_range
-        known = f"numbers from {low:.7g} to {high:.7g}"
-        try:
-            score = float(names[0])
-        except ValueError:
-            score = math.nan
-        if low <= score <= high:
-            return score
-    elif set(names) <= set(spec.labels):
-        classes = tuple(map(spec.labels.index, names))
-        return classes[0] if spec.label_separator is None else classes
-    unknown = next(name for name in names if name not in spec.labels)
-    raise config.ConfigError(
-        f"{row.location}: unknown label {unknown[:50]!r} in column {spec.label}; "
-        f"{spec.name} has {known[:200]}"
-    )
 
 
 def _file_name(split: str, part: str) -> str:

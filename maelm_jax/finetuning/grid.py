@@ -16,6 +16,7 @@ import numpy as np
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.encoders import source
+from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning import (
     glue,
     initial_encoder,
@@ -36,10 +37,17 @@ BASE = "finetune/base.gin"
 SMALL_TASK = 10_000  # with fewer training examples, `small_task_epochs` are tried too
 
 
-def create_task(name: str, settings: config.Finetune, results: dict | None = None) -> Task:
+def create_task(name: str, settings: config.Finetune, results: Results | None = None) -> Task:
     """Makes the task of a name. `results` are those of the finished run whose model is used."""
     kind = next(kind for kind in KINDS if name in kind.names)
     return kind(name, settings, results)
+
+
+class Finished(typing.NamedTuple):
+    """A finished run."""
+
+    results: Results
+    place: str  # its folder inside that of the command
 
 
 class Planned(typing.NamedTuple):
@@ -237,6 +245,7 @@ def describe_data(current: Session, planned: Planned) -> str:
             f"pretraining read rows of {encoder.source.length} tokens, and trained no later "
             "position"
         )
+    lines += current.task.describe_training(data.train)
     return "\n".join(f"{planned.task}: {line}" for line in [*lines, *current.task.notes])
 
 
@@ -247,7 +256,7 @@ def _run_grid(current: Session, planned: Planned, folder: pathlib.Path, is_singl
         The report (see `_report`).
     """
     runs, seeds = all_runs(planned, current), planned.experiment.finetune.grid.listed("seeds")
-    results: dict[str, list[dict]] = {}  # by cell
+    results: dict[str, list[Finished]] = {}  # by cell
     best = None
     for number, experiment in enumerate(runs, start=1):
         cell, seed = name_cell(experiment.finetune.grid), f"seed{experiment.run.seed}"
@@ -258,16 +267,16 @@ def _run_grid(current: Session, planned: Planned, folder: pathlib.Path, is_singl
             title = f"{planned.task} {planned.label} {cell} {seed} ({number} of {len(runs)})"
             print(title, flush=True)
             result = _train(run, is_single)
-        results.setdefault(cell, []).append(result | {"place": place})
+        results.setdefault(cell, []).append(Finished(result, place))
         if len(results[cell]) == len(seeds):
             complete = [best, cell] if best else [cell]
             best = max(complete, key=lambda name: median(results[name]))  # of equal ones the first
             for other in itertools.chain(*(results[name] for name in complete if name != best)):
-                shutil.rmtree(folder / other["place"] / "checkpoints", ignore_errors=True)
+                shutil.rmtree(folder / other.place / "checkpoints", ignore_errors=True)
     return _report(current, planned, results, folder)
 
 
-def _train(run: Run, is_single: bool) -> dict:
+def _train(run: Run, is_single: bool) -> Results:
     """Does one run. In a grid, one that diverges gets results without a score.
 
     A grid also tries learning rates that are too high. It goes on, and such a run ranks last.
@@ -278,19 +287,18 @@ def _train(run: Run, is_single: bool) -> dict:
     except loop.Diverged as error:
         if is_single:
             raise
-        result = {
-            "task": run.session.task.name,
-            "seed": run.experiment.run.seed,
-            "cell": session.cell_of(run.experiment.finetune.grid),
-            "score": None,
-            "diverged": str(error),
-        }
-        session.write_json(run.folder / source.RESULTS, result)
+        result = Results(
+            task=run.session.task.name,
+            seed=run.experiment.run.seed,
+            cell=session.cell_of(run.experiment.finetune.grid),
+            diverged=str(error),
+        )
+        result.write(run.folder / source.RESULTS)
         shutil.rmtree(run.folder / session.UNFINISHED, ignore_errors=True)
         return result
 
 
-def finished(run: Run) -> dict | None:
+def finished(run: Run) -> Results | None:
     """Returns the results of a finished run; None when the run is not finished.
 
     Raises:
@@ -318,20 +326,21 @@ def finished(run: Run) -> dict | None:
         return None
     # The folder remains when a kill came after the results were written and before its removal.
     shutil.rmtree(folder / session.UNFINISHED, ignore_errors=True)
-    return storage.read_json(folder / source.RESULTS)
+    return Results.read(folder / source.RESULTS)
 
 
-def median(results: list[dict]) -> float:
+def median(results: list[Finished]) -> float:
     """Returns the median score of the seeds of a cell. A run that diverged counts as -inf.
 
     The median is -inf when half of the runs or more diverged, so that such a cell ranks last.
     """
-    scores = [-np.inf if result["score"] is None else result["score"] for result in results]
+    scores = [run.results.score for run in results]
+    scores = [-np.inf if score is None else score for score in scores]
     return float(np.median(scores))
 
 
 def _report(
-    current: Session, planned: Planned, results: dict[str, list[dict]], folder: pathlib.Path
+    current: Session, planned: Planned, results: dict[str, list[Finished]], folder: pathlib.Path
 ) -> dict:
     """Returns the report of a task with one encoder, as table.json has it.
 
@@ -343,8 +352,8 @@ def _report(
     """
     chosen = max(results, key=lambda cell: median(results[cell]))
     of_chosen = results[chosen]
-    scored = [result for result in of_chosen if result["score"] is not None]
-    scored.sort(key=lambda result: result["score"])
+    scored = [run for run in of_chosen if run.results.score is not None]
+    scored.sort(key=lambda run: run.results.score)
     notes = list(current.task.notes)
     if lost := len(of_chosen) - len(scored):
         notes.append(
@@ -354,22 +363,18 @@ def _report(
     columns = {}
     for title, metric, factor in current.task.columns:
         if scored and metric in current.baseline:
-            known = spread([result["best"][metric] for result in scored])
+            known = spread([run.results.best[metric] for run in scored])
             known["baseline"] = current.baseline[metric]
             columns[title] = {name: value * factor for name, value in known.items()}
-    models = [
-        result["place"] for result in scored if (folder / result["place"] / "checkpoints").is_dir()
-    ]
+    models = [run.place for run in scored if (folder / run.place / "checkpoints").is_dir()]
     reported = []
     for cell, of_cell in results.items():
-        scores = [result["score"] for result in of_cell]
+        scores = [run.results.score for run in of_cell]
         known = spread([score for score in scores if score is not None])
         if np.isinf(median(of_cell)):
             known["median"] = None
-        seeds = [result["seed"] for result in of_cell]
-        reported.append(
-            {"name": cell, **of_cell[0]["cell"], **known, "scores": scores, "seeds": seeds}
-        )
+        seeds, values = [run.results.seed for run in of_cell], of_cell[0].results.cell
+        reported.append({"name": cell, **values, **known, "scores": scores, "seeds": seeds})
     return {
         "task": planned.task,
         "init_from": planned.encoder.name,

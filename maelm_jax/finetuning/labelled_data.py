@@ -1,9 +1,12 @@
-"""Reads labelled data: tables (tab-separated, .csv, .jsonl, .parquet), and records of TFDS.
+"""Reads and writes tables (tab-separated, .csv, .jsonl, .parquet), and reads records of TFDS.
 
-Each file but .parquet can be packed (data/readers.py).
+Each file that is read, except for .parquet, can be packed (data/readers.py).
 """
 
 import collections.abc
+import csv
+import io
+import itertools
 import json
 import os
 import pathlib
@@ -15,6 +18,7 @@ from maelm_jax.data import readers
 
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
+TABLES = (".csv", ".tsv", *JSON_LINES, PARQUET)  # endings of files that are written
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+(\.0*)?")  # pandas writes 1.0 in a column with a gap
 
 
@@ -40,6 +44,18 @@ class Row(typing.NamedTuple):
         raise config.ConfigError(
             f"{self.location}: the field {column!r} is {kind}. Give text, a number or a boolean"
         )
+
+    def names(self, column: str, separator: str | None) -> list[str]:
+        """Returns the names of the labels in a cell. In .jsonl, it can hold a list of them.
+
+        `separator` is None if the cell holds one name.
+        """
+        if separator is None:
+            return [self.text(column)]
+        value = self.values.get(column)
+        if isinstance(value, list):
+            return [Row(self.location, {column: item}).text(column) for item in value]
+        return [name for part in self.text(column).split(separator) if (name := part.strip())]
 
 
 def read(
@@ -69,9 +85,9 @@ def read(
             message names file and line.
     """
     path = str(path)
-    if _ending(path) in JSON_LINES:
+    if ending_of(path) in JSON_LINES:
         return _read_json_lines(path)
-    if _ending(path) == PARQUET:
+    if ending_of(path) == PARQUET:
         rows = _read_parquet(path)
         _check_header(path, list(rows[0].values), needed)
         return rows
@@ -113,14 +129,58 @@ def sort_labels(names: collections.abc.Iterable[str]) -> tuple[str, ...]:
 def columns_of(path: str | os.PathLike) -> list[str]:
     """Returns the columns of a table: its header, or the fields of its first object."""
     path = str(path)
-    if _ending(path) in JSON_LINES:
+    if ending_of(path) in JSON_LINES:
         return list(_read_json_lines(path)[0].values)
-    if _ending(path) == PARQUET:
+    if ending_of(path) == PARQUET:
         return list(_read_parquet(path)[0].values)
     return _read_header(_cells(path))
 
 
-def _ending(path: str) -> str:
+def write(path: pathlib.Path, rows: list[dict[str, typing.Any]]):
+    """Writes rows {column: value} as a table. The end of its name says what it is, as in `read`.
+
+    In a .jsonl or .parquet file, values are of any type. In other files, None and an absent value
+    become an empty cell, and what is no text is written as in JSON.
+
+    Raises:
+        ConfigError: A cell of a tab-separated file would hold a tab or the end of a line.
+    """
+    ending = ending_of(str(path))
+    if ending in JSON_LINES:
+        lines = (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
+        storage.write(path, "".join(f"{line}\n" for line in lines))
+        return
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+    if ending == PARQUET:
+        rows = [{column: row.get(column) for column in columns} for row in rows]
+        pyarrow, parquet = map(readers.load_module, ("pyarrow", "pyarrow.parquet"))
+        with storage.atomic_file(path) as file:
+            parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        return
+    cells = [columns, *([_as_cell(row.get(column)) for column in columns] for row in rows)]
+    if ending == ".csv":
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(cells)
+        storage.write(path, text.getvalue())
+        return
+    for row in cells:
+        for cell in row:
+            if any(mark in cell for mark in "\t\n\r"):
+                raise config.ConfigError(
+                    f"{path}: the cell {cell[:50]!r} holds a tab or the end of a line. Name a .csv "
+                    "or .jsonl file"
+                )
+    storage.write(path, "".join("\t".join(row) + "\n" for row in cells))
+
+
+def _as_cell(value: typing.Any) -> str:
+    """Returns a value as text."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def ending_of(path: str) -> str:
     """Returns the ending of a file's name, without that of its packing."""
     return pathlib.Path(readers.without_packing(path)).suffix.lower()
 
@@ -139,7 +199,7 @@ def _read_header(lines: typing.Iterator[tuple[int, list[str]]]) -> list[str]:
 
 def _cells(path: str) -> typing.Iterator[tuple[int, list[str]]]:
     """Yields the line number and the cells of each row."""
-    if _ending(path) == ".json":
+    if ending_of(path) == ".json":
         raise config.ConfigError(
             f"{path}: a .json file is no table. Write one object on each line, and name it .jsonl"
         )

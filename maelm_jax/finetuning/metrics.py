@@ -11,6 +11,8 @@ import scipy.stats
 import sklearn.metrics
 from seqeval.metrics import sequence_labeling
 
+from maelm_jax.encoders.results import ClassReport, ClassScore
+
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -34,24 +36,49 @@ METRICS = {
 }
 
 
-def sentences(names: tuple[str, ...], truth: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+def sentences(names: tuple[str, ...], truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Computes metrics of a sentence task.
 
     Args:
-        names: Keys of METRICS.
-        truth: int32 [n] classes, float32 [n] scores, or float32 [n, classes]: 1 where the text has
-            the label. Then a label is predicted where its score is above 0, and "exact_match" is
-            the share of texts with all labels right.
-        scores: Output of the model, float [n, classes], or [n, 1] in a regression.
+        names: Keys of METRICS. "exact_match" is the share of texts with all labels right.
+        truth: Targets of a kind of labels (labels.py), [n, ...].
+        predicted: The predictions, of the same form.
 
     Returns:
         {metric: value from -1 to 1}.
     """
-    if truth.ndim == 2:
-        predicted = (scores > 0).astype(truth.dtype)
-    else:
-        predicted = scores[:, 0] if truth.dtype == np.float32 else scores.argmax(axis=1)
     return {name: float(METRICS[name](truth, predicted)) for name in names}
+
+
+def by_class(names: typing.Sequence[str], truth: np.ndarray, predicted: np.ndarray) -> ClassReport:
+    """Computes the scores of each class.
+
+    Args:
+        names: The names of the classes.
+        truth: Classes, int [n], or [n, classes] with 1 where the text has the label.
+        predicted: The predictions, of the same form.
+    """
+    numbers = np.arange(len(names))
+    precision, recall, f1, examples = sklearn.metrics.precision_recall_fscore_support(
+        truth, predicted, labels=numbers, average=None, zero_division=0.0
+    )
+    confusion = []
+    if truth.ndim == 1:
+        confusion = sklearn.metrics.confusion_matrix(truth, predicted, labels=numbers).tolist()
+    columns = (values.tolist() for values in (examples, recall, precision, f1))
+    return ClassReport(list(map(ClassScore, names, *columns)), confusion)
+
+
+def by_entity(gold: list[list[str]], predicted: list[list[str]]) -> ClassReport:
+    """Computes the scores of each kind of entity. All labels are `is_of_entity`."""
+    gold, predicted = _with_known_prefixes(gold), _with_known_prefixes(predicted)
+    names = {name for name, _, _ in sequence_labeling.get_entities(gold)}
+    names |= {name for name, _, _ in sequence_labeling.get_entities(predicted)}
+    precision, recall, f1, examples = sequence_labeling.precision_recall_fscore_support(
+        gold, predicted, average=None, zero_division=0
+    )
+    columns = (np.asarray(values).tolist() for values in (examples, recall, precision, f1))
+    return ClassReport(list(map(ClassScore, sorted(names), *columns)))
 
 
 # Prefixes of entity labels, in the forms that seqeval knows: BIOES for BILOU.
@@ -165,6 +192,8 @@ class Answered(typing.NamedTuple):
     golds: tuple[str, ...]  # empty: the question is unanswerable
     text: str  # the best span, however low its score is
     null_margin: float  # score of "no answer" minus score of the span
+    probability: float = 0.0  # of the span in its window, as in the pipeline of transformers
+    null_probability: float = 0.0  # of "no answer" in the window where it is least likely
 
 
 def _best_scores(measure, golds: list[tuple[str, ...]], texts: list[str]) -> np.ndarray:

@@ -1,5 +1,8 @@
 """Predictions of finished runs: for a file (--predict, --score), and for GLUE's server."""
 
+import abc
+import dataclasses
+import functools
 import os
 import pathlib
 import zipfile
@@ -7,9 +10,10 @@ import zipfile
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import readers, vocabularies
 from maelm_jax.encoders import source
+from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning import glue, grid, session, table
 from maelm_jax.finetuning.batches import choose_lengths
-from maelm_jax.finetuning.task import EvaluationSet, InputFormat
+from maelm_jax.finetuning.task import EvaluationSet, InputFormat, Task
 from maelm_jax.training import checkpoint
 
 SCORES = "_scores.json"  # ending of the file with the scores
@@ -24,13 +28,57 @@ FREE = (
 )
 
 
-class FinishedRun:
-    """A finished run that has its model.
+class FinishedModel(abc.ABC):
+    """A model of a task, and how it reads examples.
 
     Attributes:
-        folder: Its workdir.
         task: Its task.
+        input_format: How it reads an example.
+        model: The settings of the model.
+        mesh: How devices are divided.
     """
+
+    task: Task
+    input_format: InputFormat
+    model: config.Model
+    mesh: config.Mesh
+
+    def encode(self, examples: list, which: str) -> EvaluationSet:
+        """Tokenises examples, which `which` names in notes."""
+        encoded = self.task.encode(examples, self.input_format, which)
+        return EvaluationSet(examples, *encoded, f"{len(examples):,} {self.task.unit}")
+
+    @abc.abstractmethod
+    def read_params(self, shapes: dict) -> dict:
+        """Reads the parameters. `shapes` are those of `session.Model`."""
+
+    @functools.cached_property
+    def compiled(self) -> session.Model:
+        return session.Model(self.model, self.mesh, self.task, self.input_format.vocabulary)
+
+    @functools.cached_property
+    def params(self) -> dict:
+        return self.read_params(self.compiled.shapes)
+
+    def outputs(
+        self,
+        dev: EvaluationSet,
+        lengths: list[int] | None = None,
+        rows: int = session.EVALUATION_ROWS,
+    ):
+        """Returns the outputs of the model for all examples of a set.
+
+        `lengths` are those that batches of `rows` rows are padded to. By default, they suit the
+        set.
+        """
+        if lengths is None:
+            worth = 3 * session.slots_of_compilation(self.compiled.mesh, self.model)
+            lengths = choose_lengths(dev.features.lengths, self.input_format.length, worth)
+        return self.compiled.outputs(self.params, dev, lengths, rows)
+
+
+class FinishedRun(FinishedModel):
+    """A finished run that has its model. `folder` is its workdir."""
 
     def __init__(self, workdir: str | None, bindings: list[str], flag: str):
         """Finds the run. `flag` is the flag that needs it, for messages.
@@ -49,18 +97,16 @@ class FinishedRun:
             named = storage.inside(self.folder, model).path if model else ""
             hint = f"; in this table, give --workdir={named}" if model else ""
             raise config.ConfigError(f"{flag} needs --workdir=RUN of a fine-tuned run{hint}")
-        results = storage.read_json(file)
+        results = Results.read(file)
         if not (self.folder / "checkpoints").is_dir():
-            reason = results.get("diverged", "only the chosen cell of a grid keeps its own")
+            reason = results.diverged or "only the chosen cell of a grid keeps its own"
             raise config.ConfigError(
                 f'{self.folder} holds no model: {reason}; table.json names the chosen one ("model")'
             )
         record = str(self.folder / gin_files.RECORD)
-        recorded, self._experiment = gin_files.load([record]), gin_files.load([record], bindings)
-        changes = config.differences(recorded, self._experiment, FREE)
-        columns, trained = (
-            experiment.finetune.custom.columns for experiment in (self._experiment, recorded)
-        )
+        recorded, experiment = gin_files.load([record]), gin_files.load([record], bindings)
+        changes = config.differences(recorded, experiment, FREE)
+        columns, trained = (settings.finetune.custom.columns for settings in (experiment, recorded))
         if len(columns) != len(trained):
             changes.append(f"CustomTask.columns: {len(trained)} columns -> {len(columns)}")
         if changes:
@@ -69,31 +115,13 @@ class FinishedRun:
                 f"{'; '.join(changes)}. Leave them out"
             )
         with storage.reading(file):
-            self.task = grid.create_task(results["task"], self._experiment.finetune, results)
+            self.task = grid.create_task(results.task, experiment.finetune, results)
         vocabulary = vocabularies.load(self.folder / "vocabulary")
-        self._input_format = InputFormat.of_run(self._experiment, vocabulary)
+        self.input_format = InputFormat.of_run(experiment, vocabulary)
+        self.model, self.mesh = experiment.model, experiment.mesh
 
-    def encode(self, examples: list, which: str) -> EvaluationSet:
-        """Tokenises examples, which `which` names in notes."""
-        encoded = self.task.encode(examples, self._input_format, which)
-        return EvaluationSet(examples, *encoded, f"{len(examples):,} {self.task.unit}")
-
-    def outputs(self, sets: list[EvaluationSet]) -> list:
-        """Returns the outputs of the model for all examples of each set."""
-        model = session.Model(self._experiment, self.task, self._input_format.vocabulary)
-        params = checkpoint.restore_params(str(self.folder), model.shapes)
-        return [
-            model.outputs(
-                params,
-                dev,
-                choose_lengths(
-                    dev.features.lengths,
-                    self._input_format.length,
-                    3 * session.slots_of_compilation(model.mesh, self._experiment.model),
-                ),
-            )
-            for dev in sets
-        ]
+    def read_params(self, shapes):
+        return checkpoint.restore_params(str(self.folder), shapes)
 
 
 def predict(
@@ -102,12 +130,14 @@ def predict(
     output: str | None,
     bindings: list[str],
     with_scores: bool = False,
+    with_all: bool = False,
 ) -> str:
     """Predicts a file with the finished run in `workdir`, and writes the predictions.
 
-    The default of `output` is predictions_STEM in the workdir, with the stem of the input.
-    `with_scores` compares the predictions with the labels in the file, and writes the metrics
-    beside the predictions.
+    The predictions are beside what the file holds. The default of `output` is predictions_STEM in
+    the workdir, with the stem and the format of the input. `with_all` adds the probability of each
+    class. `with_scores` compares the predictions with the labels in the file, and writes the
+    metrics beside the predictions.
 
     Returns:
         What was done, for the user.
@@ -116,27 +146,33 @@ def predict(
         ConfigError: The run, the file or the output cannot be used.
     """
     run = FinishedRun(workdir, bindings, "--predict")
-    ending = run.task.ending
+    endings = run.task.endings(input_file)
     if output is None:
         name = pathlib.Path(readers.without_packing(input_file)).stem
-        output = str(run.folder / f"predictions_{name}{ending}")
-    stem = output.removesuffix(ending)
-    if stem in (output, "") or stem.endswith("/"):
-        raise config.ConfigError(f"--output={output}: name a {ending} file, as predictions{ending}")
+        output = str(run.folder / f"predictions_{name}{endings[0]}")
+    path = pathlib.Path(output)
+    if path.suffix not in endings:
+        raise config.ConfigError(
+            f"--output={output}: name a file that ends in {' or '.join(dict.fromkeys(endings))}"
+        )
     if os.path.exists(output) and os.path.samefile(output, input_file):
         raise config.ConfigError(f"--output={output} is the file to predict. Name another file")
     examples = run.task.read_file(input_file, labelled=with_scores)
+    run.task.check_columns(input_file, with_all)
     dev = run.encode(examples, input_file)
-    (outputs,) = run.outputs([dev])
-    folder, score_file = pathlib.Path(output).parent, pathlib.Path(stem + SCORES)
-    folder.mkdir(parents=True, exist_ok=True)
+    outputs = run.outputs(dev)
+    score_file = path.with_name(path.stem + SCORES)
+    path.parent.mkdir(parents=True, exist_ok=True)
     score_file.unlink(missing_ok=True)  # it is of earlier predictions
-    path = run.task.write(dev, outputs, folder, os.path.basename(stem))
+    run.task.write_predictions(input_file, dev, outputs, path, with_all)
     lines = [*run.task.notes, f"{dev.size} predicted: {path}"]
     if with_scores:
-        scores = run.task.score(dev, outputs)
-        session.write_json(score_file, scores)
+        scores, report = run.task.score(dev, outputs), run.task.class_report(dev, outputs)
+        classes = {} if report is None else dataclasses.asdict(report)
+        session.write_json(score_file, scores | classes)
         lines += [session.metric_line(name, value) for name, value in scores.items()]
+        if report:
+            lines += ["", report.tables()]
     return "\n".join(lines)
 
 
@@ -161,9 +197,9 @@ def submit(workdir: str | None, output: str, init_from: str | None, bindings: li
     for model in find_models(workdir, init_from):
         run = FinishedRun(model, bindings, "--submission")
         tests = glue.read_tests(run.task.spec, run.task.settings, run.task.notes)
-        sets = [run.encode(examples, name) for name, examples in tests.items()]
-        for name, dev, outputs in zip(tests, sets, run.outputs(sets), strict=True):
-            files[f"{name}.tsv"] = run.task.predictions_table(dev, outputs)
+        for name, examples in tests.items():
+            dev = run.encode(examples, name)
+            files[f"{name}.tsv"] = run.task.submission_table(dev, run.outputs(dev))
             lacking.remove(f"{name}.tsv")
         notes += run.task.notes
     if not files:

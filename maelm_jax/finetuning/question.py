@@ -7,6 +7,7 @@ answers from the scores of their slots.
 import collections
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import typing
@@ -21,7 +22,16 @@ from maelm_jax import config, storage
 from maelm_jax.encoders import families
 from maelm_jax.finetuning import heads, labelled_data, metrics
 from maelm_jax.finetuning.batches import Features
-from maelm_jax.finetuning.task import Column, Encoded, EvaluationSet, InputFormat, Splits, Task
+from maelm_jax.finetuning.task import (
+    PREDICTION,
+    PROBABILITY,
+    Column,
+    Encoded,
+    EvaluationSet,
+    InputFormat,
+    Splits,
+    Task,
+)
 from maelm_jax.model import layers
 from maelm_jax.model.positions import MASKED_OUT
 
@@ -69,6 +79,7 @@ class Spans(typing.NamedTuple):
     end: np.ndarray  # float32 [n, BEST]
     end_slot: np.ndarray  # int32 [n, BEST]
     null: np.ndarray  # float32 [n]: score of "no answer", the sum of start and end score of slot 0
+    total: np.ndarray  # float32 [n]: log of the sum of exp(score) over all pairs of start and end
 
 
 class Windows(typing.NamedTuple):
@@ -102,7 +113,7 @@ class QuestionTask(Task):
         )
         # Answers whose null margin is above it are empty, in files and scores. None: in files, the
         # threshold with the best F1 on the same questions.
-        self.threshold = (results or {}).get("best", {}).get("best_f1_threshold")
+        self.threshold = results.best.get("best_f1_threshold") if results else None
 
     # Data.
 
@@ -163,6 +174,10 @@ class QuestionTask(Task):
                 )
 
     def encode_training(self, examples, input_format):
+        if self.settings.class_weights != "none":
+            raise config.ConfigError(
+                f"Finetune.class_weights needs classes, and {self.name} has answers. Leave it out"
+            )
         features = self._windows(examples, input_format, "training", training=True).features
         if not len(features.ids) or not features.targets.any():
             raise config.ConfigError(
@@ -269,7 +284,8 @@ class QuestionTask(Task):
         padded = jnp.pad(scores, ((0, 0), (0, short), (0, 0)), constant_values=MASKED_OUT)
         start, start_slot = jax.lax.top_k(padded[:, :, 0], BEST)
         end, end_slot = jax.lax.top_k(padded[:, :, 1], BEST)
-        return Spans(start, start_slot, end, end_slot, scores[:, 0].sum(axis=1))
+        total = jax.nn.logsumexp(scores, axis=1).sum(axis=1)
+        return Spans(start, start_slot, end, end_slot, scores[:, 0].sum(axis=1), total)
 
     # Results.
 
@@ -277,7 +293,7 @@ class QuestionTask(Task):
         """Returns outputs without any span: every answer is empty."""
         windows = len(dev.features.ids)
         none = np.zeros((windows, BEST), np.float32)
-        return Spans(none, none.astype(int), none, none.astype(int), none[:, 0])
+        return Spans(none, none.astype(int), none, none.astype(int), none[:, 0], none[:, 0])
 
     def score(self, dev, outputs):
         threshold = self.threshold or 0.0
@@ -288,21 +304,45 @@ class QuestionTask(Task):
         return {name: value for name, value in scores.items() if not name.startswith("best_")}
 
     def write(self, dev, outputs, folder, stem):
-        by_id = dict(zip((q.id for q in dev.examples), answers(dev, outputs), strict=True))
-        limit = np.inf
+        """Writes answers as SQuAD's evaluation takes them, and the null margins of SQuAD 2.0."""
+        ids = [question.id for question in dev.examples]
+        answered = answers(dev, outputs)
         if self.has_unanswerable:
-            limit = self.threshold
-            if limit is None:
-                limit = self.score(dev, outputs)["best_f1_threshold"]
-            margins = {name: answer.null_margin for name, answer in by_id.items()}
+            margins = dict(zip(ids, (answer.null_margin for answer in answered), strict=True))
             storage.write(folder / f"{stem}_null_margins.json", json.dumps(margins, indent=1))
-        texts = {
-            name: "" if answer.null_margin > limit else answer.text
-            for name, answer in by_id.items()
-        }
+        limit = self._null_limit(dev, outputs)
+        texts = ("" if answer.null_margin > limit else answer.text for answer in answered)
         path = folder / f"{stem}.json"
-        storage.write(path, json.dumps(texts, indent=1, ensure_ascii=False))
+        content = dict(zip(ids, texts, strict=True))
+        storage.write(path, json.dumps(content, indent=1, ensure_ascii=False))
         return path
+
+    def _null_limit(self, dev: EvaluationSet, outputs: Spans) -> float:
+        """Returns the null margin above which there is no answer."""
+        if not self.has_unanswerable:
+            return math.inf
+        if self.threshold is not None:
+            return self.threshold
+        return self.score(dev, outputs)["best_f1_threshold"]
+
+    def endings(self, input_file):
+        return (self.ending, *labelled_data.TABLES)
+
+    def write_predictions(self, input_file, dev, outputs, path, with_all):
+        """Writes answers as `write`, or as a table with the questions and probabilities."""
+        if path.suffix == self.ending:
+            self.write(dev, outputs, path.parent, path.stem)
+            return
+        limit, rows = self._null_limit(dev, outputs), []
+        for question, answer in zip(dev.examples, answers(dev, outputs), strict=True):
+            text, probability = answer.text, answer.probability
+            if answer.null_margin > limit:
+                text, probability = "", answer.null_probability
+            rows.append(
+                {"id": question.id, "question": question.text, "context": question.context}
+                | {PREDICTION: text, PROBABILITY: probability}
+            )
+        labelled_data.write(path, rows)
 
 
 def read_questions(path: str | pathlib.Path) -> list[Question]:
@@ -386,7 +426,9 @@ def _best_answer(
     allowed &= (size >= 1) & (size <= ANSWER_LENGTH)
     total = spans.start[indices][:, :, None] + spans.end[indices][:, None, :]
     score = np.where(allowed, total, -np.inf)
-    null = float(spans.null[indices].min())
+    least = indices[spans.null[indices].argmin()]
+    null = float(spans.null[least])
+    null_probability = math.exp(null - spans.total[least])
     for index in np.argsort(-score, axis=None, kind="stable"):
         window, i, j = np.unravel_index(index, score.shape)
         if not np.isfinite(score[window, i, j]):
@@ -394,8 +436,10 @@ def _best_answer(
         if window == _window_of(first[window, i], last[window, j], begin, end):
             characters = slice(offsets[first[window, i], 0], offsets[last[window, j], 1])
             text = question.context[characters].strip()
-            return metrics.Answered(golds, text, null - float(score[window, i, j]))
-    return metrics.Answered(golds, "", 0.0)
+            best = float(score[window, i, j])
+            probability = math.exp(best - spans.total[indices[window]])
+            return metrics.Answered(golds, text, null - best, probability, null_probability)
+    return metrics.Answered(golds, "", 0.0, null_probability, null_probability)
 
 
 def _window_of(first: int, last: int, begin: np.ndarray, end: np.ndarray) -> int:

@@ -1,33 +1,40 @@
 """Sentence tasks: one or two texts with a class, several labels, or a score."""
 
-import jax.numpy as jnp
-import numpy as np
-import optax
-import scipy.special
+import pathlib
 
-from maelm_jax import storage
-from maelm_jax.finetuning import glue, heads, metrics
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.finetuning import glue, heads, labelled_data, metrics
 from maelm_jax.finetuning.batches import Features
-from maelm_jax.finetuning.task import Column, Encoded, EvaluationSet, Splits, Task
+from maelm_jax.finetuning.task import (
+    PREDICTION,
+    PROBABILITY,
+    Column,
+    Encoded,
+    EvaluationSet,
+    Splits,
+    Task,
+    describe_counts,
+)
 
 
 class SentenceTask(Task):
     """A task of GLUE, or the task `own`. `glue.Spec` says which.
 
-    The loss of a row is the cross-entropy of its class; the mean of the binary cross-entropies of
-    all labels, if a text can have several; or the squared error of the score, from 0 to 1. A row is
-    right when its class is; when all labels are; or when its score is less than 0.1 away.
+    Its kind of labels (labels.py) has the loss, and says when a row is right.
     """
 
     names = (*glue.SPECS, glue.OWN)
     module = "classifier"
     ending = ".tsv"
 
-    def __init__(self, name, settings, results=None):
+    def __init__(self, name, settings, results=None, spec=None):
+        """Makes a task as `Task`. `spec` is given for a task that has no settings."""
         super().__init__(name, settings, results)
-        self.spec = spec = glue.spec_of(name, settings.custom)
-        self.labels = spec.labels
-        self.selected_by = () if spec.labels else spec.metrics
+        self.spec = spec = spec or glue.spec_of(name, settings.custom)
+        self.kind, self.labels = spec.kind, spec.kind.names
+        self.selected_by = () if self.labels else spec.metrics
         self.main_metric = spec.metrics[0]
         # GLUE's columns are the paper's.
         shown = spec.metrics if name == glue.OWN else spec.metrics[:1]
@@ -38,9 +45,9 @@ class SentenceTask(Task):
         )
 
         if name == glue.OWN:  # what was found, or named
-            labels = f"labels {', '.join(map(repr, spec.labels))}" if spec.labels else "scores"
+            labels = f"labels {', '.join(map(repr, self.labels))}" if self.labels else "scores"
             found = f"text in {' and '.join(map(repr, spec.texts))}, {labels} in {spec.label!r}"
-            f1 = f"; f1 is that of {spec.labels[1]!r}" if "f1" in spec.metrics else ""
+            f1 = f"; f1 is that of {self.labels[1]!r}" if "f1" in spec.metrics else ""
             self.notes.append(found + f1)
 
     # Data.
@@ -76,111 +83,133 @@ class SentenceTask(Task):
             starts.append(start)
         if cut:
             self.notes.append(f"{which}: {cut} of {len(rows)} examples cut to {length} tokens")
-        return Encoded(Features(rows, self._targets(examples), np.asarray(starts, np.int32)))
+        targets = self.kind.targets([example.label for example in examples])
+        return Encoded(Features(rows, targets, np.asarray(starts, np.int32)))
 
     def encode_training(self, examples, input_format):
         features = super().encode_training(examples, input_format)
-        counts = self._counts(features)
+        counts = self.kind.count(features.targets)
         if unused := [repr(self.labels[number]) for number in np.flatnonzero(counts == 0)]:
             self.notes.append(f"training: no example has the label {', '.join(unused)}")
+        if self.settings.class_weights == "balanced":
+            self.kind = self.kind.balanced(features.targets)
         return features
-
-    def _targets(self, examples: list[glue.Example]) -> np.ndarray:
-        """Returns classes, int32 [n]; 1 for each label of a text, float32 [n, labels]; or scores.
-
-        Scores are float32 [n], from 0 to 1. This changes no correlation. Missing labels are 0.
-        """
-        labels = [example.label for example in examples]
-        if self.spec.label_separator is not None:
-            has_label = np.zeros((len(labels), len(self.labels)), np.float32)
-            for row, classes in zip(has_label, labels, strict=True):
-                row[list(classes or ())] = 1
-            return has_label
-        if self.labels:
-            return np.asarray([label or 0 for label in labels], np.int32)
-        low, high = self.spec.score_range
-        scores = [low if label is None else label for label in labels]
-        return ((np.asarray(scores) - low) / (high - low)).astype(np.float32)
-
-    def _counts(self, features: Features) -> np.ndarray:
-        """Returns the number of examples that have each label."""
-        if features.targets.ndim == 2:
-            return features.targets.sum(axis=0)
-        return (features.targets[:, None] == np.arange(len(self.labels))).sum(axis=0)
 
     # Model.
 
     def create_head(self, model, rngs):
-        return heads.Classifier(model, max(len(self.labels), 1), rngs)
+        return heads.Classifier(model, self.kind.outputs, rngs)
 
     def scores(self, head, states, batch, keys):
         return head(head.pool(states, batch.lengths), keys)
 
     def loss(self, scores, batch):
-        target = batch.targets
-        if target.ndim == 2:
-            losses = optax.sigmoid_binary_cross_entropy(scores, target).mean(axis=1)
-            right = ((scores > 0) == (target > 0)).all(axis=1)
-        elif target.dtype == jnp.float32:
-            losses = (scores[:, 0] - target) ** 2
-            right = jnp.abs(scores[:, 0] - target) < 0.1
-        else:
-            losses = optax.softmax_cross_entropy_with_integer_labels(scores, target)
-            right = jnp.argmax(scores, axis=1).astype(target.dtype) == target
+        losses, right = self.kind.losses(scores, batch.targets)
         return heads.weighted_sums(losses, right, batch.weights)
 
     # Results.
 
     def constant_outputs(self, train, dev):
-        if not self.labels:
-            row = train.targets.mean(keepdims=True)
-        elif self.spec.label_separator is not None:
-            row = self._counts(train) / len(train.ids) - 0.5
-        else:
-            row = self._counts(train)
-        return np.tile(row.astype(np.float32), (len(dev.examples), 1))
+        row = self.kind.constant_scores(train.targets)
+        return np.tile(row, (len(dev.examples), 1))
 
     def score(self, dev, outputs):
-        return metrics.sentences(self.spec.metrics, dev.features.targets, outputs)
+        predicted = self.kind.predict(outputs)
+        return metrics.sentences(self.spec.metrics, dev.features.targets, predicted)
+
+    def describe_training(self, train):
+        if not self.labels:
+            return []
+        counts = self.kind.count(train.targets)
+        return [describe_counts(self.labels, counts, len(train.ids), "training rows")]
+
+    def class_report(self, dev, outputs):
+        if not self.labels:
+            return None
+        return metrics.by_class(self.labels, dev.features.targets, self.kind.predict(outputs))
 
     def write(self, dev, outputs, folder, stem):
-        """Writes predictions, as GLUE's server takes them, and the probabilities of labels."""
+        """Writes the number, the prediction and the probabilities of each example."""
         path = folder / f"{stem}.tsv"
-        storage.write(path, self.predictions_table(dev, outputs))
-        if self.labels:
-            logits = outputs.astype(np.float64)
-            if self.spec.label_separator is None:
-                probabilities = scipy.special.softmax(logits, axis=1)
-            else:
-                probabilities = scipy.special.expit(logits)
-            rows = [[f"{value:.6f}" for value in row] for row in probabilities]
-            table = _numbered_table(dev, self.labels, rows)
-            storage.write(folder / f"{stem}_probabilities.tsv", table)
+        numbers = [{"index": str(example.number)} for example in dev.examples]
+        labelled_data.write(path, self._predictions(numbers, outputs, path, True))
         return path
 
-    def predictions_table(self, dev: EvaluationSet, outputs: np.ndarray) -> str:
-        """Returns a file of GLUE's submissions: columns `index` and `prediction`."""
-        return _numbered_table(dev, ["prediction"], [[text] for text in self.predictions(outputs)])
+    def endings(self, input_file):
+        ending = labelled_data.ending_of(input_file)
+        return tuple(
+            dict.fromkeys((*({ending} & {*labelled_data.TABLES}), ".tsv", *labelled_data.TABLES))
+        )
 
-    def predictions(self, outputs: np.ndarray) -> list[str]:
-        """Returns the predicted label, labels or score of each row of scores [n, C], as text."""
-        separator = self.spec.label_separator
-        if separator is not None:
-            names = np.asarray(self.labels, object)
-            return [separator.join(names[row > 0]) for row in outputs]
+    def check_columns(self, input_file, with_all):
+        header = labelled_data.columns_of(input_file)
+        if self.spec.headless and not set(self.spec.texts) <= set(header):
+            header = list(self.spec.headless)
+        added = [PREDICTION, PROBABILITY]
+        if with_all:
+            added += map(_probability_of, self.labels)
+        for name in header:
+            if name in added:
+                raise config.ConfigError(
+                    f"{input_file}: has a column {name!r} already, which predictions would get. "
+                    "Rename it"
+                )
+            if header.count(name) > 1:
+                raise config.ConfigError(
+                    f"{input_file}: {header.count(name)} columns have the name {name!r}. Rename "
+                    "all but one"
+                )
+
+    def write_predictions(self, input_file, dev, outputs, path, with_all):
+        rows = glue.read_rows(self.spec, input_file, self.spec.texts)
+        labelled_data.write(
+            path, self._predictions([row.values for row in rows], outputs, path, with_all)
+        )
+
+    def _predictions(
+        self, rows: list[dict], outputs: np.ndarray, path: pathlib.Path, with_all: bool
+    ) -> list[dict]:
+        """Returns rows with columns for the prediction and its probability, in the form of `path`.
+
+        `with_all` adds a column for the probability of each class.
+        """
+        predicted, certainties = self.kind.predict(outputs), self.kind.certainties(outputs)
+        values = self.kind.values(predicted)
+        is_typed = path.suffix in (*labelled_data.JSON_LINES, labelled_data.PARQUET)
+        if not is_typed:
+            values = self.kind.texts(predicted)
+            certainties = [self._certainty_as_text(certainty) for certainty in certainties]
+        columns = {PREDICTION: values}
         if self.labels:
-            return [self.labels[label] for label in outputs.argmax(axis=1)]
-        low, high = self.spec.score_range
-        scores = np.clip(low + outputs[:, 0].astype(np.float64) * (high - low), low, high)
-        return [f"{score:.7g}" for score in scores]
+            columns[PROBABILITY] = certainties
+        if with_all:
+            probabilities = self.kind.probabilities(outputs)
+            for name, of_class in zip(self.labels, probabilities.T.tolist(), strict=True):
+                columns[_probability_of(name)] = (
+                    of_class if is_typed else list(map("{:.6f}".format, of_class))
+                )
+        added = zip(*columns.values(), strict=True)
+        return [
+            row | dict(zip(columns, of_row, strict=True))
+            for row, of_row in zip(rows, added, strict=True)
+        ]
+
+    def _certainty_as_text(self, certainty: float | list[float] | None) -> str:
+        several = certainty if isinstance(certainty, list) else [certainty]
+        return (self.kind.separator or "").join(
+            f"{value:.6f}" for value in several if value is not None
+        )
+
+    def submission_table(self, dev: EvaluationSet, outputs: np.ndarray) -> str:
+        """Returns a file of GLUE's submissions: columns `index` and `prediction`."""
+        texts = self.kind.texts(self.kind.predict(outputs))
+        lines = [f"{dev.examples[row].number}\t{text}" for row, text in enumerate(texts)]
+        return "\n".join(["index\tprediction", *lines]) + "\n"
 
 
-def _numbered_table(dev: EvaluationSet, columns, rows: list[list[str]]) -> str:
-    """Returns a tab-separated table that begins with the number of each example in its file."""
-    lines = ["\t".join(("index", *columns))]
-    for example, row in zip(dev.examples, rows, strict=True):
-        lines.append("\t".join((str(example.number), *row)))
-    return "\n".join(lines) + "\n"
+def _probability_of(label: str) -> str:
+    """Returns the name of the column with the probability of a class."""
+    return f"{PROBABILITY}_{label}"
 
 
 def kept_sizes(sizes: tuple[int, ...], budget: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
 from maelm_jax.data.vocabularies import Vocabulary
+from maelm_jax.encoders.results import CONFUSION, Results
 from maelm_jax.encoders.source import INPUTS, RESULTS
 from maelm_jax.finetuning import heads
 from maelm_jax.finetuning.batches import Batch, Batches, choose_lengths, in_order, pack
@@ -48,12 +49,10 @@ class State(typing.NamedTuple):
 class Model:
     """A model with the head of a task on the devices: its definition, and its predictions."""
 
-    def __init__(self, experiment: config.Experiment, task: Task, vocabulary: Vocabulary):
+    def __init__(self, model: config.Model, mesh: config.Mesh, task: Task, vocabulary: Vocabulary):
         self.task, self.pad = task, vocabulary.pad
-        self.mesh = sharding.make_mesh(experiment.mesh)
-        self.graph, self.init = heads.define(
-            experiment.model, vocabulary.size, vocabulary.pad, task
-        )
+        self.mesh = sharding.make_mesh(mesh)
+        self.graph, self.init = heads.define(model, vocabulary.size, vocabulary.pad, task)
         shapes = jax.eval_shape(self.init, keys.make_key(0))
         self.shapes = sharding.sharded_shapes(shapes, self.mesh)
         self._predict = jax.jit(
@@ -68,14 +67,20 @@ class Model:
         """Puts a batch on the devices."""
         return Batch(*(sharding.shard_batch(part, self.mesh) for part in batch))
 
-    def outputs(self, params: dict, dev: EvaluationSet, lengths: list[int]):
+    def outputs(
+        self,
+        params: dict,
+        dev: EvaluationSet,
+        lengths: list[int],
+        rows: int = EVALUATION_ROWS,
+    ):
         """Computes the outputs of `Task.predict` for all examples, in their order.
 
-        `lengths` are those of `batches.in_order`. Returns NumPy arrays. Those of slots are as wide
-        as the longest batch.
+        `lengths` are those of `batches.in_order`, `rows` those of a batch. Returns NumPy arrays.
+        Those of slots are as wide as the longest batch.
         """
         devices = sharding.row_shards(self.mesh)
-        rows = -(-EVALUATION_ROWS // devices) * devices
+        rows = -(-rows // devices) * devices
         indices, outputs = [], []
         planned = tqdm.tqdm(
             in_order(dev.features, lengths, rows, self.pad),
@@ -121,12 +126,18 @@ class Session:
     ):
         self.task, self.data, self.vocabulary = task, data, vocabulary
         first = next(iter(data.dev))  # the score is that of the first dev set
-        self.main_metric = f"{first}_{task.main_metric}" if first else task.main_metric
+        metric = task.settings.metric or task.main_metric
+        self.main_metric = f"{first}_{metric}" if first else metric
         self.fingerprint = data.fingerprint()
         self.baseline = self.score(
             {name: task.constant_outputs(data.train, dev) for name, dev in data.dev.items()}
         )
-        self.model = model = Model(experiment, task, vocabulary)
+        if self.main_metric not in self.baseline:
+            raise config.ConfigError(
+                f"Finetune.metric = {metric!r}: {task.name} has {', '.join(self.baseline)}. "
+                "Name one of them"
+            )
+        self.model = model = Model(experiment.model, experiment.mesh, task, vocabulary)
         optimizer = optimizers.create(experiment.optimizer)
 
         def create_state(params: dict) -> State:
@@ -167,7 +178,9 @@ class Session:
 
     def selection_score(self, values: dict[str, float]) -> np.float32:
         """Returns the value by which the best evaluation is selected, from its metrics."""
-        names = self.task.selected_by or (self.main_metric,)
+        names = self.task.selected_by
+        if self.task.settings.metric or not names:
+            names = (self.main_metric,)
         return np.float32(np.mean([values[name] for name in names]))
 
     def rank_monitor(self, experiment: config.Experiment) -> monitor.RankMonitor:
@@ -230,11 +243,11 @@ class Run:
         """The content of INPUTS: what the run depends on beside its settings."""
         return {"start_step": self.encoder.step, "data": self.session.fingerprint}
 
-    def train(self) -> dict:
+    def train(self) -> Results:
         """Trains, from a checkpoint in UNFINISHED if there is one, and writes the results.
 
         Returns:
-            The content of results.json.
+            The results.
 
         Raises:
             Diverged: The loss or the gradient is not finite.
@@ -254,9 +267,11 @@ class Run:
             self._compile()
             if self.experiment.run.rank_every and not metrics.read(str(self.folder)):
                 writer.write(0, self._measure_ranks(state.params))
-            state = loop.run(self._job(), state, first_step, writer, checkpoints)
-        results = self._finish(state) | {"seconds": time.perf_counter() - began}
-        write_json(self.folder / RESULTS, results)
+            if not self._has_stalled():
+                state = loop.run(self._job(), state, first_step, writer, checkpoints)
+        results = self._finish(state)
+        results.seconds = time.perf_counter() - began
+        results.write(self.folder / RESULTS)
         shutil.rmtree(self.folder / UNFINISHED)
         return results
 
@@ -321,48 +336,67 @@ class Run:
                 best_params=jax.tree.map(jnp.copy, state.params),
                 best_score=jax.device_put(score, state.best_score.sharding),
             )
-        return loop.Evaluation(state, {f"eval_{name}": value for name, value in values.items()})
+        logged = {f"eval_{name}": value for name, value in values.items()}
+        return loop.Evaluation(state, logged, ends=self._has_stalled(values))
 
-    def _finish(self, state: State) -> dict:
+    def _evaluations(self) -> list[dict]:
+        """Returns the evaluations in metrics.jsonl: their step, epoch and metrics."""
+        return [
+            {"step": line["step"], "epoch": round(line["step"] / self.batches.per_epoch, 4)}
+            | {name: line[f"eval_{name}"] for name in self.session.baseline}
+            for line in metrics.read(str(self.folder))
+            if f"eval_{self.session.main_metric}" in line
+        ]
+
+    def _has_stalled(self, *new: dict) -> bool:
+        """Whether `Finetune.patience` evaluations brought no gain. `new` are not logged yet."""
+        patience = self.experiment.finetune.patience
+        if patience is None:
+            return False
+        scores = [self.session.selection_score(values) for values in (*self._evaluations(), *new)]
+        return bool(scores) and len(scores) - 1 - int(np.argmax(scores)) >= patience
+
+    def _finish(self, state: State) -> Results:
         """Writes the best model and its predictions. Returns the results of the run."""
         session, task, grid = self.session, self.session.task, self.experiment.finetune.grid
-        evaluations = [
-            {"step": line["step"], "epoch": round(line["step"] / self.batches.per_epoch, 4)}
-            | {name: line[f"eval_{name}"] for name in session.baseline}
-            for line in metrics.read(str(self.folder))
-            if f"eval_{session.main_metric}" in line
-        ]
+        evaluations = self._evaluations()
         best = max(evaluations, key=session.selection_score)  # of equal ones the first
         checkpoints = checkpoint.Checkpoints(str(self.folder), keep=1)
         checkpoints.save(best["step"], {"params": state.best_params})
         checkpoints.close()
         # A run that was resumed after its best evaluation has no outputs of it.
         outputs = self._best_outputs or session.outputs(state.best_params, self.lengths)
-        written = []
+        first, written = next(iter(session.data.dev)), []
+        report = task.class_report(session.data.dev[first], outputs[first])
+        if report and report.shows_confusion:
+            title = f"{task.name}: what is taken for what, {session.data.dev[first].size}"
+            report.draw(self.folder / CONFUSION, title)
         for number, (name, dev) in enumerate(session.data.dev.items()):
             stem = f"predictions_{name}" if number else "predictions"
             written.append(task.write(dev, outputs[name], self.folder, stem).name)
-        return {
-            "task": task.name,
-            "labels": list(task.labels),
-            "label_separator": self.experiment.finetune.custom.label_separator,
-            "init_from": self.encoder.name,
-            "seed": self.experiment.run.seed,
-            "cell": cell_of(grid),
-            "main_metric": session.main_metric,
-            "score": best[session.main_metric],
-            "baseline": session.baseline,
-            "best": best,
-            "last": evaluations[-1],
-            "evaluations": evaluations,
-            "evaluated_on": {name or "dev": dev.size for name, dev in session.data.dev.items()},
-            "train_examples": len(session.data.train.ids),
-            "max_length": self.max_length,
-            "padded_lengths": self.lengths,
-            "steps": self.total_steps,
-            "predictions": written,
-            "notes": task.notes,
-        }
+        return Results(
+            task=task.name,
+            labels=list(task.labels),
+            label_separator=self.experiment.finetune.custom.label_separator,
+            init_from=self.encoder.name,
+            seed=self.experiment.run.seed,
+            cell=cell_of(grid),
+            main_metric=session.main_metric,
+            score=best[session.main_metric],
+            baseline=session.baseline,
+            best=best,
+            last=evaluations[-1],
+            evaluations=evaluations,
+            classes=report,
+            evaluated_on={name or "dev": dev.size for name, dev in session.data.dev.items()},
+            train_examples=len(session.data.train.ids),
+            max_length=self.max_length,
+            padded_lengths=self.lengths,
+            steps=int(state.step),
+            planned_steps=self.total_steps,
+            predictions=written,
+            notes=task.notes,
+        )
 
 
 def cell_of(grid: config.Grid) -> dict:
@@ -382,13 +416,20 @@ def metric_line(name: str, *values: float) -> str:
 
 def describe_results(folder: pathlib.Path) -> str:
     """Returns metrics of the best and the last evaluation of a finished run, as text."""
-    results = storage.read_json(folder / RESULTS)
-    best, last, baseline = results["best"], results["last"], results["baseline"]
-    evaluated_on = ", ".join(results["evaluated_on"].values())
+    results = Results.read(folder / RESULTS)
+    best, last, baseline = results.best, results.last, results.baseline
+    evaluated_on = ", ".join(results.evaluated_on.values())
     title = (
-        f"{results['task']}, {evaluated_on}: best of {len(results['evaluations'])} evaluations "
+        f"{results.task}, {evaluated_on}: best of {len(results.evaluations)} evaluations "
         f"(epoch {best['epoch']:g}), last, and the majority baseline:"
     )
     lines = [metric_line(name, best[name], last[name], baseline[name]) for name in baseline]
-    predictions = ", ".join(str(folder / name) for name in results["predictions"])
+    if results.steps < results.planned_steps:
+        lines.append(
+            f"ended after {results.steps:,} of {results.planned_steps:,} steps: "
+            "the last evaluations brought no gain (Finetune.patience)"
+        )
+    if results.classes:
+        lines += ["", results.classes.tables(), ""]
+    predictions = ", ".join(str(folder / name) for name in results.predictions)
     return "\n".join([title, *lines, f"predictions: {predictions}"])

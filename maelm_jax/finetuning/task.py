@@ -18,10 +18,13 @@ from maelm_jax import config
 from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.encoders import families
 from maelm_jax.encoders.family import PairFormat
+from maelm_jax.encoders.results import ClassReport, Results
 from maelm_jax.finetuning.batches import Batch, Features
 from maelm_jax.model import loss
 
 SAMPLE_SEED = 0  # of samples, which are the same for every seed of a run
+PREDICTION, PROBABILITY = "prediction", "probability"  # columns of a file of predictions
+MOST_SHOWN = 12  # labels in a line
 TEXTS_AT_ONCE = 10_000  # texts that are tokenised between two steps of the progress bar
 
 
@@ -106,7 +109,7 @@ class Task(abc.ABC):
         names: The names of the tasks of this kind.
         module: The first name of the head's parameter paths.
         unit: What an example is, in the plural.
-        ending: The ending of a file of predictions.
+        ending: The ending of the file of predictions of a dev set.
         main_metric: The score.
         selected_by: The best evaluation has the highest mean of these metrics. Empty: of the score.
         columns: The columns of the table of results.
@@ -122,10 +125,10 @@ class Task(abc.ABC):
     selected_by: tuple[str, ...] = ()
     columns: tuple[Column, ...]
 
-    def __init__(self, name: str, settings: config.Finetune, results: dict | None = None):
+    def __init__(self, name: str, settings: config.Finetune, results: Results | None = None):
         """Makes a task. `results` are those of the finished run whose model is used, if any."""
         self.name, self.settings = name, settings
-        self.labels: tuple[str, ...] = tuple((results or {}).get("labels", ()))
+        self.labels: tuple[str, ...] = tuple(results.labels if results else ())
         self.notes: list[str] = []
 
     # Data.
@@ -201,11 +204,54 @@ class Task(abc.ABC):
     def score(self, dev: EvaluationSet, outputs: typing.Any) -> dict[str, float]:
         """Returns {metric: value} of the outputs."""
 
+    def describe_training(self, train: Features) -> list[str]:
+        """Returns lines about the labels of the training examples, for the user."""
+        return []
+
+    def class_report(self, dev: EvaluationSet, outputs: typing.Any) -> ClassReport | None:
+        """Returns the scores of each class; None without classes."""
+        return None
+
     @abc.abstractmethod
     def write(
         self, dev: EvaluationSet, outputs: typing.Any, folder: pathlib.Path, stem: str
     ) -> pathlib.Path:
-        """Writes FOLDER/STEM + `ending`, perhaps files beside it, and returns the path."""
+        """Writes FOLDER/STEM + `ending`, perhaps files beside it, and returns the path.
+
+        These are the predictions of a dev set, which may have no file.
+        """
+
+    @abc.abstractmethod
+    def endings(self, input_file: str) -> tuple[str, ...]:
+        """Returns the endings that a file of predictions of a file can have, the default first."""
+
+    def check_columns(self, input_file: str, with_all: bool):
+        """Raises ConfigError if a file has the columns of predictions already, or names one twice.
+
+        `with_all` adds the probabilities of all classes.
+        """
+        if with_all:
+            raise config.ConfigError(f"--probabilities: {self.name} has no classes of texts")
+
+    @abc.abstractmethod
+    def write_predictions(
+        self,
+        input_file: str,
+        dev: EvaluationSet,
+        outputs: typing.Any,
+        path: pathlib.Path,
+        with_all: bool,
+    ):
+        """Writes what the input file holds with the predictions of its examples."""
+
+
+def describe_counts(names: typing.Sequence[str], counts: np.ndarray, total: int, of: str) -> str:
+    """Returns the labels with their counts and shares of `total`, the commonest first."""
+    order = np.argsort(-counts, kind="stable")
+    parts = [f"{names[label]} {counts[label]:,} ({counts[label] / total:.1%})" for label in order]
+    if len(parts) > MOST_SHOWN:
+        parts[MOST_SHOWN - 1 : -1] = [f"{len(parts) - MOST_SHOWN} others"]
+    return f"{len(names)} labels of {total:,} {of}: {', '.join(parts)}"
 
 
 def _sample(examples: list, count: int | None) -> list:

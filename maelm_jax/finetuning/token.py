@@ -11,9 +11,9 @@ import pathlib
 import re
 import typing
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
@@ -21,7 +21,8 @@ from maelm_jax import config, storage
 from maelm_jax.encoders import families
 from maelm_jax.finetuning import heads, labelled_data, metrics
 from maelm_jax.finetuning.batches import NO_LABEL, Features
-from maelm_jax.finetuning.task import Column, Encoded, Splits, Task
+from maelm_jax.finetuning.labels import OneOf
+from maelm_jax.finetuning.task import Column, Encoded, Splits, Task, describe_counts
 from maelm_jax.model import layers, ops
 
 DOCUMENT = "-DOCSTART-"
@@ -42,6 +43,13 @@ class Sentence(typing.NamedTuple):
 
     words: list[str]
     labels: list[str]  # [] if they are not read
+
+
+class Slots(typing.NamedTuple):
+    """The output of the model for n rows of T slots."""
+
+    classes: np.ndarray  # int32 [n, T]
+    probabilities: np.ndarray  # float32 [n, T], of these classes
 
 
 class TokenClassifier(nnx.Module):
@@ -67,6 +75,7 @@ class TokenTask(Task):
     module = "token"
     unit = "sentences"
     ending = ".txt"
+    _weights: tuple[float, ...] = ()  # of the labels in the loss
 
     # Data.
 
@@ -178,6 +187,18 @@ class TokenTask(Task):
         context = np.zeros(len(ids), np.int32)
         return Encoded(Features(ids, targets, context, has_slot_targets=True), slots)
 
+    def encode_training(self, examples, input_format):
+        features = super().encode_training(examples, input_format)
+        if self.settings.class_weights == "balanced":
+            labelled = features.targets[features.targets != NO_LABEL]
+            self._weights = self.kind.balanced(labelled).weights
+        return features
+
+    @property
+    def kind(self) -> OneOf:
+        """The labels of a word."""
+        return OneOf(self.labels, weights=self._weights)
+
     # Model.
 
     def create_head(self, model, rngs):
@@ -189,24 +210,31 @@ class TokenTask(Task):
         return head(states, keys)
 
     def loss(self, scores, batch):
-        target = batch.targets
-        labelled = (target != NO_LABEL).astype(jnp.float32) * batch.weights[:, None]
-        right = jnp.argmax(scores, axis=2).astype(target.dtype) == target
-        classes = jnp.maximum(target, 0)
-        losses = optax.softmax_cross_entropy_with_integer_labels(scores, classes)
+        labelled = (batch.targets != NO_LABEL).astype(jnp.float32) * batch.weights[:, None]
+        losses, right = self.kind.losses(scores, jnp.maximum(batch.targets, 0))
         return heads.weighted_sums(losses, right, labelled)
 
-    def predict(self, scores):
-        """Returns the class of each slot, int32 [B, T]."""
-        return jnp.argmax(scores, axis=2).astype(jnp.int32)
+    def predict(self, scores) -> Slots:
+        """Returns the likeliest class of each slot, and its probability."""
+        classes = jnp.argmax(scores, axis=2).astype(jnp.int32)
+        return Slots(classes, jax.nn.softmax(scores, axis=2).max(axis=2))
 
     # Results.
 
-    def constant_outputs(self, train, dev):
-        counts = np.bincount(train.targets[train.targets != NO_LABEL], minlength=1)
-        return np.full((len(dev.examples), int(dev.features.lengths.max())), counts.argmax())
+    def _counts(self, train: Features) -> np.ndarray:
+        """Returns the number of words that have each label."""
+        return np.bincount(train.targets[train.targets != NO_LABEL], minlength=len(self.labels))
 
-    def _predicted(self, dev, outputs: np.ndarray) -> list[list[str | None]]:
+    def describe_training(self, train):
+        counts = self._counts(train)
+        return [describe_counts(self.labels, counts, int(counts.sum()), "training words")]
+
+    def constant_outputs(self, train, dev):
+        counts = self._counts(train)
+        shape = len(dev.examples), int(dev.features.lengths.max())
+        return Slots(np.full(shape, counts.argmax()), np.ones(shape, np.float32))
+
+    def _predicted(self, dev, outputs: Slots) -> list[list[str | None]]:
         """Returns the labels of the words.
 
         A word without a token in its row is in no entity. If the labels are not those of entities,
@@ -215,8 +243,21 @@ class TokenTask(Task):
         fallback = metrics.OUTSIDE if self.has_entities else None
         return [
             [self.labels[row[slot]] if slot >= 0 else fallback for slot in slots]
-            for row, slots in zip(outputs, dev.layout, strict=True)
+            for row, slots in zip(outputs.classes, dev.layout, strict=True)
         ]
+
+    def class_report(self, dev, outputs):
+        gold = [sentence.labels for sentence in dev.examples]
+        predicted = self._predicted(dev, outputs)
+        if self.has_entities:
+            return metrics.by_entity(gold, predicted)
+        number = {label: index for index, label in enumerate(self.labels)}
+        # A label that the training file lacks, and a missing prediction, are of no class.
+        truth, found = (
+            np.asarray([number.get(label, len(number)) for label in itertools.chain(*labels)])
+            for labels in (gold, predicted)
+        )
+        return metrics.by_class(self.labels, truth, found)
 
     def score(self, dev, outputs):
         gold = [sentence.labels for sentence in dev.examples]
@@ -235,6 +276,24 @@ class TokenTask(Task):
         storage.write(path, "\n".join(blocks))
         return path
 
+    def endings(self, input_file):
+        return (labelled_data.ending_of(input_file) or self.ending, self.ending)
+
+    def write_predictions(self, input_file, dev, outputs, path, with_all):
+        """Writes each line of the input. A line of a word also gets its label and a probability."""
+        labels = itertools.chain(*self._predicted(dev, outputs))
+        rows = zip(outputs.probabilities, dev.layout, strict=True)
+        probabilities = (row[slot] if slot >= 0 else None for row, slots in rows for slot in slots)
+        lines = []
+        for line, cells in read_lines(input_file, self.settings.conll, labelled=False):
+            if cells:
+                label, probability = next(labels), next(probabilities)
+                shown = UNPREDICTED if probability is None else f"{probability:.6f}"
+                separator = "\t" if "\t" in line else " "
+                line = separator.join((line.rstrip(" \t"), label or UNPREDICTED, shown))
+            lines.append(line)
+        storage.write(path, "".join(f"{line}\n" for line in lines))
+
 
 def read_sentences(
     path: str | pathlib.Path, settings: config.Conll, labelled: bool
@@ -245,17 +304,47 @@ def read_sentences(
         ConfigError: A line has other columns than the first one, the file has no word, or it cannot
             be read. The message names file and line.
     """
-    sentences, current, expected = [], Sentence([], []), None
+    sentences, current = [], Sentence([], [])
+    for _, cells in read_lines(path, settings, labelled):
+        if cells:
+            current.words.append(cells[settings.word_column])
+            if labelled:
+                current.labels.append(cells[settings.label_column])
+        elif cells is None and current.words:
+            sentences.append(current)
+            current = Sentence([], [])
+    if current.words:
+        sentences.append(current)
+    if not sentences:
+        raise config.ConfigError(
+            f"{path}: holds no word. Give a file with a line for each word of a sentence"
+        )
+    return sentences
+
+
+class Line(typing.NamedTuple):
+    """A line of a file of words."""
+
+    text: str
+    cells: list[str] | None  # of a word; [] if the line is passed over; None between two sentences
+
+
+def read_lines(
+    path: str | pathlib.Path, settings: config.Conll, labelled: bool
+) -> typing.Iterator[Line]:
+    """Yields the lines of a file of words. Raises ConfigError as `read_sentences`."""
+    is_inside, expected = False, None  # whether a word of the sentence was there
     for number, line in enumerate(labelled_data.read_lines(path), start=1):
-        if not current.words and COMMENT.match(line):
+        if not is_inside and COMMENT.match(line):
+            yield Line(line, [])
             continue
         cells = COLUMNS.split(line.strip(" \t"))
         if cells[0] in ("", DOCUMENT):
-            if current.words:
-                sentences.append(current)
-                current = Sentence([], [])
+            is_inside = False
+            yield Line(line, None)
             continue
         if len(cells) == 10 and NOT_A_WORD.fullmatch(cells[0]):
+            yield Line(line, [])
             continue
         if expected is None:
             expected = len(cells)
@@ -266,16 +355,8 @@ def read_sentences(
                 f"{line[:50]!r}. Columns stand between spaces or tabs, and a blank line between "
                 "sentences"
             )
-        current.words.append(cells[settings.word_column])
-        if labelled:
-            current.labels.append(cells[settings.label_column])
-    if current.words:
-        sentences.append(current)
-    if not sentences:
-        raise config.ConfigError(
-            f"{path}: holds no word. Give a file with a line for each word of a sentence"
-        )
-    return sentences
+        is_inside = True
+        yield Line(line, cells)
 
 
 def _check_columns(line: str, count: int, settings: config.Conll, labelled: bool):

@@ -38,6 +38,7 @@ class Evaluation(typing.NamedTuple):
 
     state: tuple  # the state to continue with
     values: dict[str, float | int]  # to log
+    ends: bool = False  # whether the run ends after it, before its last step
 
 
 @dataclasses.dataclass
@@ -81,7 +82,7 @@ def run(
     checkpoints: checkpoint.Checkpoints,
     trace: profiling.StepTrace | None = None,
 ) -> tuple:
-    """Trains until `job.run.train_steps` and returns the last state.
+    """Trains until `job.run.train_steps`, or an evaluation that ends, and returns the last state.
 
     The loop reads the metrics of step n while step n + 1 runs, so the device never waits for the
     host. Before an evaluation, a measurement or a checkpoint, the loop waits for the running step.
@@ -117,7 +118,8 @@ def run(
             if measures:
                 numbers = log.finish(*running)
                 with log.timer.paused():
-                    state, evaluation = _evaluate(job, step, state)
+                    state, evaluation, ends = _evaluate(job, step, state)
+                last = step if ends else last
             stopped = signals.stopped_after(step)
             is_due = step % job.run.checkpoint_every == 0 or step in job.kept_steps
             saves = is_due or step == last or stopped
@@ -138,19 +140,22 @@ def run(
                 name = signal.Signals(stopped).name
                 print(f"stopped by {name} at step {step}; the same command goes on from there")
                 raise SystemExit(128 + stopped)
+            if step == last:
+                break
     return state
 
 
 def _evaluate(job: Job, step: int, state: tuple) -> Evaluation:
     """Runs the evaluation and the measurement of ranks that are due after a step."""
     values: dict[str, float | int] = {}
+    ends = False
     if job.evaluates_after(step):
-        state, values = job.evaluate(state)
+        state, values, ends = job.evaluate(state)
     if job.ranks_after(step):
         values = values | job.ranks(state.params)
     # An evaluation may return a new state that the device still computes.
     jax.block_until_ready(state)
-    return Evaluation(state, values)
+    return Evaluation(state, values, ends)
 
 
 @contextlib.contextmanager

@@ -154,7 +154,11 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
         return json.loads((tmp_path / "out" / "config.json").read_text()), (tmp_path / "out" / "README.md").read_text()
 
     classifier = {"classifier": {"dense": linear(32), "out": linear(2)}}
+    scores = [{"name": name, "examples": 9, "precision": 0.5, "recall": 0.25, "f1": 0.125} for name in ("yes", "no")]
+    content, text = export_tuned("rte", classifier, classes={"classes": scores, "confusion": [[7, 2], [8, 1]]})
+    assert "0.1250" in text and "(confusion.png)" in text and (tmp_path / "out" / "confusion.png").is_file()
     content, text = export_tuned("rte", classifier)
+    assert "confusion" not in text
     assert content["architectures"] == ["MPNetForSequenceClassification"] and content["id2label"] == {"0": "yes", "1": "no"}
     assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == 96
     entries = front_matter(text)

@@ -12,6 +12,7 @@ import pytest
 from testing import call, finish, once, send_when, start
 
 from maelm_jax import config, finetune, gin_files
+from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning import grid, predict, table
 from maelm_jax.training import loop
 
@@ -132,9 +133,9 @@ def test_a_run_leaves_its_settings_its_results_and_the_predictions_of_its_best_e
     assert len(results["evaluations"]) == 4 and results["labels"] == ["entailment", "not_entailment"]
     saved = gin_files.load([str(rte_run / "config.gin")])
     assert saved.finetune.tasks == "rte" and saved.finetune.init_from == str(pretrained) and saved.model.encoder.width == 32
-    header, *rows = [line.split("\t") for line in (rte_run / "predictions_probabilities.tsv").read_text().splitlines()]
-    likeliest = [header[1 + int(np.argmax(list(map(float, row[1:]))))] for row in rows]
-    predicted = [line.split("\t")[1] for line in (rte_run / "predictions.tsv").read_text().splitlines()[1:]]
+    header, *rows = [line.split("\t") for line in (rte_run / "predictions.tsv").read_text().splitlines()]
+    likeliest = [header[3 + int(np.argmax(list(map(float, row[3:]))))].removeprefix("probability_") for row in rows]
+    predicted = [row[1] for row in rows]
     gold = [row.split("\t")[3] for row in (data_dir / "glue" / "RTE" / "dev.tsv").read_text().splitlines()[1:]]
     assert likeliest == predicted
     assert sum(map(str.__eq__, gold, predicted)) / len(gold) == results["score"] == results["best"]["accuracy"]
@@ -286,8 +287,8 @@ def test_seeds_that_diverged_are_named(tmp_path):
     task = types.SimpleNamespace(notes=[], columns=(grid.sentence.Column("RTE", "accuracy"),))
     current = types.SimpleNamespace(task=task, main_metric="accuracy", baseline={"accuracy": 0.5})
     planned = grid.Planned("rte", types.SimpleNamespace(name="tiny", step=None), "tiny", None, False)
-    results = [{"seed": seed, "score": value, "best": {"accuracy": value}, "cell": {}, "place": "x"} for seed, value in ((1, 0.7), (2, 0.5))]
-    lost = {"seed": 3, "score": None, "cell": {}, "place": "x"}
+    results = [grid.Finished(Results(seed=seed, score=value, best={"accuracy": value}), "x") for seed, value in ((1, 0.7), (2, 0.5))]
+    lost = grid.Finished(Results(seed=3, diverged="nan"), "x")
     report = grid._report(current, planned, {"cell": [*results, lost]}, tmp_path)
     assert report["notes"] == ["tiny: 1 of 3 seeds diverged; the figures are those of the others"]
     assert report["columns"]["RTE"] == {"median": 60, "least": 50, "highest": 70, "baseline": 50}

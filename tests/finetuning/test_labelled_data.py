@@ -80,7 +80,7 @@ def test_fields_of_jsonl_are_found_by_name_and_those_that_nobody_reads_may_hold_
         ("a.jsonl", '{"question": "a", "good": "no", "answer": "b"}\n{"question": "a", "good": "no"}\n', "a.jsonl:2: the field 'answer'"),
         ("a.jsonl", '{"question": NaN, "good": "no", "answer": "b"}\n', "a.jsonl:1: the field 'question'"),
         ("a.jsonl", "{\n", "a.jsonl:1"),
-        ("a.jsonl", '{"question": "a", "good": "maybe", "answer": "b"}\n', "a.jsonl:1: unknown label 'maybe' in column good; own has no, yes"),
+        ("a.jsonl", '{"question": "a", "good": "maybe", "answer": "b"}\n', "a.jsonl:1: unknown label 'maybe' in column good; known are no, yes"),
         ("a.tsv", "question\tgood\tanswer\n", "a.tsv: holds no example"),
         ("a.jsonl", "", "a.jsonl: the file is empty"),
         ("a.tsv", "question\tgood\tanswer\tanswer\na\tno\tb\tc\n", "a.tsv:1: .*'answer'"),
@@ -108,7 +108,7 @@ def test_the_real_files(name, shared_data):
     train, dev = glue.read(glue.SPECS[name], config.Finetune(data_dir=str(shared_data)), notes)
     found = next(iter(dev.values()))
     assert (len(train), len(found)) == FOUND_HERE[name]
-    classes = set(range(len(glue.SPECS[name].labels)))
+    classes = set(range(len(glue.SPECS[name].kind.names)))
     assert {example.label for example in train} == {example.label for example in found} == classes
     if name == "mnli":
         assert list(dev) == ["matched"] and "dev_mismatched" in notes[-1]
@@ -284,3 +284,23 @@ def test_without_a_dev_file_a_tenth_is_held_out(tmp_path):
         tmp_path / "a.csv", glue.spec_of("own", settings.custom)
     )
     assert "5 of the 57" in notes[-1]
+
+
+@pytest.mark.parametrize("ending", labelled_data.TABLES)
+def test_a_table_is_read_as_it_was_written(ending, tmp_path):
+    """Also where rows have other columns, as in .jsonl."""
+    if ending == ".parquet":
+        pytest.importorskip("pyarrow")
+    rows = [{"a": 'a "word", é', "b": "1"}, {"a": "x", "late": "y"}]
+    labelled_data.write(tmp_path / f"t{ending}", rows)
+    found = [row.values for row in labelled_data.read(tmp_path / f"t{ending}", ["a"])]
+    assert [{name: value for name, value in row.items() if value} for row in found] == rows
+
+
+def test_a_cell_with_a_tab_or_a_line_fits_csv_and_no_tsv(tmp_path):
+    rows = [{"a": "one\ttwo\nthree"}]
+    labelled_data.write(tmp_path / "t.csv", rows)
+    assert labelled_data.read(tmp_path / "t.csv", ["a"])[0].values == rows[0]
+    with pytest.raises(config.ConfigError, match="t.tsv.*csv"):
+        labelled_data.write(tmp_path / "t.tsv", rows)
+    assert not (tmp_path / "t.tsv").exists()

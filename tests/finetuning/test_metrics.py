@@ -8,17 +8,17 @@ from maelm_jax.finetuning import metrics
 
 def test_glue_figures():
     truth, scores = np.asarray([1, 1, 0, 0, 1, 0], np.int32), np.asarray([[0, 1], [0, 1], [0, 1], [1, 0], [1, 0], [1, 0]], np.float32)
-    found = metrics.sentences(("accuracy", "f1", "mcc"), truth, scores)  # 2 true, 1 false positive; 1 false, 2 true negatives
+    found = metrics.sentences(("accuracy", "f1", "mcc"), truth, scores.argmax(axis=1))  # 2 true, 1 false positive; 1 false, 2 true negatives
     assert found == pytest.approx({"accuracy": 4 / 6, "f1": 2 / 3, "mcc": (2 * 2 - 1 * 1) / 9})
-    assert metrics.sentences(("mcc", "f1"), truth, np.asarray([[1, 0]] * 6, np.float32)) == {"mcc": 0.0, "f1": 0.0}
+    assert metrics.sentences(("mcc", "f1"), truth, np.zeros(6, int)) == {"mcc": 0.0, "f1": 0.0}
 
 
 def test_correlations():
-    truth, scores = np.asarray([0.0, 0.1, 0.2, 0.9], np.float32), np.asarray([[1.0], [2.0], [3.0], [4.0]], np.float32)
-    found = metrics.sentences(("spearman", "pearson"), truth, scores)
+    truth, predicted = np.asarray([0.0, 0.1, 0.2, 0.9], np.float32), np.asarray([1.0, 2.0, 3.0, 4.0], np.float32)
+    found = metrics.sentences(("spearman", "pearson"), truth, predicted)
     assert found["spearman"] == pytest.approx(1.0)
-    assert found["pearson"] == pytest.approx(np.corrcoef(truth, scores[:, 0])[0, 1], abs=1e-6)
-    assert metrics.sentences(("spearman",), truth, np.ones((4, 1), np.float32)) == {"spearman": 0.0}
+    assert found["pearson"] == pytest.approx(np.corrcoef(truth, predicted)[0, 1], abs=1e-6)
+    assert metrics.sentences(("spearman",), truth, np.ones(4, np.float32)) == {"spearman": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_an_empty_answer_costs_an_unanswerable_question_nothing():
 def test_several_labels_are_scored_together_and_by_label():
     truth = np.asarray([[1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 0, 1]], np.float32)
     scores = np.asarray([[2, -1, 1], [-1, -1, -1], [-3, -1, 1], [-1, -1, 5]], np.float32)
-    measured = metrics.sentences(("micro_f1", "macro_f1", "exact_match"), truth, scores)
+    measured = metrics.sentences(("micro_f1", "macro_f1", "exact_match"), truth, (scores > 0).astype(np.float32))
     # Right: 3 of 4 labels, with one too many. By label: F1 of 2/3, of 0 (it never occurs), of 4/5.
     assert measured == pytest.approx({"micro_f1": 0.75, "macro_f1": (2 / 3 + 0 + 0.8) / 3, "exact_match": 0.75})
 
@@ -129,3 +129,19 @@ def test_gold_answers_that_normalise_to_nothing_are_scored_as_by_each_version(go
     for unanswerable, expected in ((False, one), (True, two)):
         found = metrics.questions(answers, unanswerable)
         assert (found["exact"], found["f1"]) == expected
+
+
+def test_a_class_that_is_never_predicted_is_seen():
+    report = metrics.by_class(("a", "b", "c"), np.asarray([0, 0, 0, 1, 2]), np.asarray([0, 0, 1, 1, 0]))
+    assert report.confusion == [[2, 1, 0], [0, 1, 0], [1, 0, 0]]
+    assert [(one.name, one.examples) for one in report.classes] == [("a", 3), ("b", 1), ("c", 1)]
+    assert [one.f1 for one in report.classes] == pytest.approx([2 / 3, 2 / 3, 0])
+    assert (report.classes[1].precision, report.classes[1].recall) == (0.5, 1.0)
+    assert "c" in report.tables() and "0.0000" in report.tables()
+
+
+def test_classes_of_several_labels_and_of_entities():
+    several = metrics.by_class(("x", "y"), np.asarray([[1, 0], [1, 1]], np.float32), np.asarray([[1, 0], [0, 1]], np.float32))
+    assert [(one.recall, one.precision) for one in several.classes] == [(0.5, 1.0), (1.0, 1.0)] and not several.confusion
+    entities = metrics.by_entity([["B-A", "I-A", "O", "B-B"]], [["B-A", "I-A", "O", "B-C"]])
+    assert [(one.name, one.examples, one.f1) for one in entities.classes] == [("A", 1, 1.0), ("B", 1, 0.0), ("C", 0, 0.0)]

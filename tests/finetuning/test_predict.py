@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, finetune
-from maelm_jax.finetuning import metrics, predict
+from maelm_jax.finetuning import labelled_data, metrics, predict
 from maelm_jax.finetuning.question import read_questions
 
 
@@ -33,12 +33,18 @@ def labels_in(path: pathlib.Path) -> int:
     return len(path.read_text().splitlines()) - 1
 
 
+def column(path: pathlib.Path, name: str) -> list[str]:
+    """The cells of a column of a tab-separated file."""
+    header, *rows = (line.split("\t") for line in path.read_text().splitlines())
+    return [row[header.index(name)] for row in rows]
+
+
 def test_predictions_are_made_again_or_written_elsewhere(workdir, tmp_path):
     path = pairs(tmp_path / "test.tsv", 3)
     assert label(workdir, path) == 0 and labels_in(workdir / "predictions_test.tsv") == 3
     assert label(workdir, pairs(path, 4)) == 0 and labels_in(workdir / "predictions_test.tsv") == 4
     assert label(workdir, path, f"--output={tmp_path / 'new' / 'b.tsv'}") == 0
-    assert labels_in(tmp_path / "new" / "b.tsv") == labels_in(tmp_path / "new" / "b_probabilities.tsv") == 4
+    assert labels_in(tmp_path / "new" / "b.tsv") == 4
 
 
 def test_predictions_are_kept_where_the_next_ones_fail(workdir, tmp_path):
@@ -64,8 +70,10 @@ def test_the_scores_of_the_dev_set_are_those_of_the_run(workdir, data_dir, tmp_p
     expected = {"accuracy": json.loads((workdir / "results.json").read_text())["best"]["accuracy"]}
     assert label(workdir, dev, "--score") == 0
     scores = workdir / "predictions_dev_scores.json"
-    assert json.loads(scores.read_text()) == expected
-    assert (workdir / "predictions_dev.tsv").read_text() == (workdir / "predictions.tsv").read_text()
+    written = json.loads(scores.read_text())
+    assert written["accuracy"] == expected["accuracy"] and sum(map(sum, written["confusion"])) == 32
+    assert written["classes"] == json.loads((workdir / "results.json").read_text())["classes"]["classes"]
+    assert column(workdir / "predictions_dev.tsv", "prediction") == column(workdir / "predictions.tsv", "prediction")
     assert f"accuracy {expected['accuracy']:>25.4f}" in capsys.readouterr().out
     header, *rows = dev.read_text().splitlines(keepends=True)
     wrong = {"entailment": "not_entailment", "not_entailment": "entailment"}
@@ -107,7 +115,7 @@ def test_an_input_or_output_that_is_no_file(workdir, tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder.tsv").mkdir()
     path = pairs(tmp_path / "in.tsv", 2)
-    for output in ("labels.csv", ".tsv", "folder.tsv", "file/x.tsv"):
+    for output in ("labels.xlsx", ".tsv", "folder.tsv", "file/x.tsv"):
         with pytest.raises((config.ConfigError, OSError), match=str(tmp_path)):
             label(workdir, path, f"--output={tmp_path / output}")
     for path in ("gone.tsv", "folder.tsv"):
@@ -130,6 +138,44 @@ def test_settings_that_differ_from_the_run_are_refused(workdir, tmp_path):
         with pytest.raises(config.ConfigError, match="these differ from them: .*. Leave them out"):
             label(workdir, path, f"--gin.{setting}")
     assert label(workdir, path, "--gin.CustomTask.label=kind") == 0
+
+
+@pytest.mark.parametrize("ending", [".tsv", ".csv", ".jsonl", ".parquet"])
+def test_predictions_have_the_columns_and_the_format_of_the_input(ending, workdir, tmp_path):
+    pytest.importorskip("pyarrow")
+    rows = [{"key": f"k{i}", "sentence1": f'A "cat", {i}.', "note": "", "sentence2": "A dog."} for i in range(3)]
+    path = tmp_path / f"in{ending}"
+    labelled_data.write(path, rows)
+    assert label(workdir, path) == 0
+    written = [row.values for row in labelled_data.read(workdir / f"predictions_in{ending}", ["prediction"])]
+    assert [list(row) for row in written] == [[*rows[0], "prediction", "probability"]] * 3
+    assert [{name: row[name] for name in rows[0]} for row in written] == rows
+    assert {row["prediction"] for row in written} <= {"entailment", "not_entailment"}
+    assert all(0.5 <= float(row["probability"]) <= 1 for row in written)
+    assert label(workdir, path, "--probabilities", f"--output={tmp_path / 'all.jsonl'}") == 0
+    for row, alike in zip(labelled_data.read(tmp_path / "all.jsonl", []), written, strict=True):
+        by_class = {name: row.values[f"probability_{name}"] for name in ("entailment", "not_entailment")}
+        assert sum(by_class.values()) == pytest.approx(1) and by_class[alike["prediction"]] == max(by_class.values())
+        assert float(alike["probability"]) == pytest.approx(row.values["probability"], abs=1e-6)
+
+
+def test_columns_that_predictions_would_get_are_refused(workdir, tmp_path):
+    path = tmp_path / "in.csv"
+    for header in ("sentence1,sentence2,prediction", "sentence1,sentence2,note,note"):
+        path.write_text(f"{header}\n" + ",".join("abcd"[: header.count(",") + 1]) + "\n")
+        with pytest.raises(config.ConfigError, match=r"in\.csv.*'(prediction|note)'"):
+            label(workdir, path)
+    assert not (workdir / "predictions_in.csv").exists()
+
+
+def test_answers_as_a_table_have_probabilities(one_device, arguments, data_dir, pretrained, tmp_path):
+    assert finetune.main(arguments(pretrained, tmp_path / "run", "--gin_file=finetune/squad2.gin", "--gin.EPOCHS=1")) == 0
+    dev = data_dir / "squad" / "dev-v2.0.json"
+    assert label(tmp_path / "run", dev) == 0 and label(tmp_path / "run", dev, f"--output={tmp_path / 'a.csv'}") == 0
+    texts = json.loads((tmp_path / "run" / "predictions_dev-v2.0.json").read_text())
+    rows = [row.values for row in labelled_data.read(tmp_path / "a.csv", ["id", "question", "context"])]
+    assert {row["id"]: row["prediction"] for row in rows} == texts
+    assert all(0 < float(row["probability"]) < 1 for row in rows)
 
 
 # --submission
@@ -158,9 +204,10 @@ def test_a_run_is_submitted_with_the_labels_that_predict_gives(workdir, test_set
     assert label(workdir, test_sets / "RTE" / "test.tsv") == 0
     with zipfile.ZipFile(tmp_path / "new" / "glue.zip") as archive:
         files = {name: archive.read(name).decode() for name in archive.namelist()}
-    assert files == {"RTE.tsv": (workdir / "predictions_test.tsv").read_text()}
     header, *lines = files["RTE.tsv"].splitlines()
-    assert header == "index\tprediction" and [line.split("\t")[0] for line in lines] == ["0", "1", "2"]
+    assert files.keys() == {"RTE.tsv"} and header == "index\tprediction"
+    labels = column(workdir / "predictions_test.tsv", "prediction")
+    assert lines == [f"{number}\t{label}" for number, label in enumerate(labels)]
     for name in ("new/glue.zip", "glue.tar", ".zip/x"):
         with pytest.raises(config.ConfigError, match="name a new file that ends in .zip"):
             submit(workdir, tmp_path / name, folder)

@@ -72,7 +72,7 @@ def perfect(made: EvaluationSet, null: float = 18.0) -> question.Spans:
     scores = np.zeros((count, question.BEST), np.float32)
     scores[:, 0] = 9.0
     nulls = np.where(made.features.targets[:, 0] == 0, null, 0.0).astype(np.float32)
-    return question.Spans(scores, slots[:, 0], scores.copy(), slots[:, 1], nulls)
+    return question.Spans(scores, slots[:, 0], scores.copy(), slots[:, 1], nulls, np.full(count, 18.0, np.float32))
 
 
 SIZES = {

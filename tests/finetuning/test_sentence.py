@@ -1,5 +1,6 @@
 """Sentence tasks as training sees them: what the model reads, what is cut off, and what is written."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -59,10 +60,12 @@ def test_what_the_model_reads(vocabulary):
 
 def test_predictions_and_probabilities(tmp_path):
     assert written(rte(), [[0.0, 1.0], [2.0, 1.0]], tmp_path) == ["not_entailment", "entailment"]
-    assert (tmp_path / "p.tsv").read_text().startswith("index\tprediction\n0\tnot_entailment\n")
+    assert rte().submission_table(dev_set(1), np.asarray([[0.0, 1.0]])) == "index\tprediction\n0\tnot_entailment\n"
     three = task(labels=("no", "yes", "unclear"))
     assert written(three, np.log([[1, 3, 4], [2, 1, 1]]), tmp_path) == ["unclear", "no"]
-    assert (tmp_path / "p_probabilities.tsv").read_text().splitlines()[:2] == ["index\tno\tyes\tunclear", "0\t0.125000\t0.375000\t0.500000"]
+    header, first, _ = (tmp_path / "p.tsv").read_text().splitlines()
+    assert header == "index\tprediction\tprobability\tprobability_no\tprobability_yes\tprobability_unclear"
+    assert first == "0\tunclear\t0.500000\t0.125000\t0.375000\t0.500000"
 
 
 def test_scores_are_learned_from_0_to_1_and_written_in_the_range_of_the_file(tmp_path, vocabulary):
@@ -93,15 +96,25 @@ def test_a_text_can_have_several_labels_or_none(tmp_path, name, text, vocabulary
     assert targets.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 1]] and targets.dtype == np.float32
     assert written(several, 2 * targets - 1, tmp_path) == ["sport", "", "war|art"]
     written(several, np.log([[1.0, 3.0, 1 / 3]]), tmp_path)
-    assert (tmp_path / "p_probabilities.tsv").read_text().splitlines()[1] == "0\t0.500000\t0.750000\t0.250000"
+    assert (tmp_path / "p.tsv").read_text().splitlines()[1] == "0\twar\t0.750000\t0.500000\t0.750000\t0.250000"
 
 
 def test_an_unknown_label_among_several_is_named(tmp_path):
     write_text(tmp_path / "a.tsv", "text\ttopics\nA match.\tsport|chess\n")
-    with pytest.raises(config.ConfigError, match="a.tsv:2: unknown label 'chess' in column topics; own has sport, war, art$"):
+    with pytest.raises(config.ConfigError, match="a.tsv:2: .*'chess' in column topics.*sport, war, art"):
         task(**TOPICS).read_file(tmp_path / "a.tsv", labelled=True)
     write_text(tmp_path / "a.jsonl", '{"text": "A match.", "topics": [1, 3]}\n')
     assert task(labels=("1", "2", "3"), label_separator="|").read_file(tmp_path / "a.jsonl", labelled=True)[0].label == (0, 2)
+
+
+def test_counts_of_labels_are_said_before_training(vocabulary):
+    one = task(labels=("no", "yes"))
+    train = one.encode_training([glue.Example(("a",), label, 0) for label in (1, 1, 1, 0)], input_format(vocabulary, 16))
+    (line,) = one.describe_training(train)
+    assert "yes 3 (75.0%), no 1 (25.0%)" in line
+    many = tuple(f"label{number}" for number in range(40))
+    (line,) = task(labels=many).describe_training(dataclasses.replace(train, targets=np.arange(4)))
+    assert line.count("label") < 20 and "others" in line
 
 
 def test_labels_that_no_training_example_has_are_named(vocabulary):
@@ -113,7 +126,7 @@ def test_labels_that_no_training_example_has_are_named(vocabulary):
 @pytest.mark.parametrize(
     "custom,targets,score",
     [
-        ({"labels": ("no", "yes")}, np.asarray([1, 1, 0], np.int32), {"accuracy": 0.25, "f1": 0.4}),
+        ({"labels": ("no", "yes")}, np.asarray([1, 1, 0], np.int32), {"accuracy": 0.25, "macro_f1": 0.2, "f1": 0.4}),
         ({"score_range": (0.0, 1.0)}, np.asarray([0.1, 0.9, 0.2], np.float32), {"spearman": 0.0, "pearson": 0.0}),
         (TOPICS, np.asarray([[1, 0, 0], [1, 1, 0], [0, 0, 0]], np.float32), None),
     ],

@@ -41,10 +41,10 @@ def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretraine
     only_devices(monkeypatch, devices)
     run = run_of(pretrained, task, data_dir, tmp_path, f"EPOCHS={epochs}", "LEARNING_RATE=5e-3")
     results = run.train()
-    assert results["score"] == pytest.approx(best, abs=1e-3 * best), results["best"]
+    assert results.score == pytest.approx(best, abs=1e-3 * best), results.best
     # What is kept is the best evaluation's model: loaded again, it gives the same score.
     current, params = run.session, checkpoint.restore_params(str(tmp_path), run.session.model.shapes)
-    assert current.score(current.outputs(params, run.lengths))[current.main_metric] == pytest.approx(results["score"], abs=1e-6)
+    assert current.score(current.outputs(params, run.lengths))[current.main_metric] == pytest.approx(results.score, abs=1e-6)
     assert json.loads((tmp_path / "results.json").read_text())["best"]["step"] == int(next((tmp_path / "checkpoints").iterdir()).name)
     assert not (tmp_path / session.UNFINISHED).exists()
 
@@ -61,14 +61,38 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
     monkeypatch.setattr(run.session, "outputs", recorded)
     monkeypatch.setattr(run.session, "score", lambda outputs: {"accuracy": script[len(seen) - 1]})
     results = run.train()
-    assert (results["best"]["epoch"], results["last"]["epoch"], results["score"]) == (2, 4, 0.9)
+    assert (results.best["epoch"], results.last["epoch"], results.score) == (2, 4, 0.9)
     kept = checkpoint.restore_params(str(tmp_path), run.session.model.shapes)
     equal = [all(map(np.array_equal, jax.tree.leaves(kept), jax.tree.leaves(params))) for params, _ in seen]
     assert equal == [False, True, False, False], "and no fifth prediction for the file"
     for number, (_, outputs_then) in enumerate(seen):
         run.session.task.write(run.session.data.dev[""], outputs_then[""], tmp_path, str(number))
-    written = [(tmp_path / f"{name}_probabilities.tsv").read_text() for name in ("predictions", *range(4))]
+    written = [(tmp_path / f"{name}.tsv").read_text() for name in ("predictions", *range(4))]
     assert [written[0] == other for other in written[1:]] == [False, True, False, False]
+
+
+def test_training_ends_when_evaluations_bring_no_gain(one_device, pretrained, data_dir, tmp_path, monkeypatch):
+    """A run that is killed after the last of them, and before its results, trains no further."""
+    more = ("EPOCHS=8", "Finetune.patience=2")
+    run, script = run_of(pretrained, "rte", data_dir, tmp_path, *more), [0.5, 0.9, 0.1, 0.9, 1.0]
+    scores = iter(script)
+    monkeypatch.setattr(run.session, "score", lambda outputs: {"accuracy": next(scores)})
+    finish = run._finish
+    monkeypatch.setattr(run, "_finish", lambda state: pytest.fail("killed"))
+    with pytest.raises(pytest.fail.Exception, match="killed"):
+        run.train()
+    monkeypatch.setattr(run, "_finish", finish)
+    results = run.train()
+    assert (results.steps, results.planned_steps, results.best["step"], results.last["step"]) == (4, 8, 2, 4)
+    assert "4 of 8 steps" in session.describe_results(tmp_path)
+
+
+def test_a_metric_can_be_named_as_the_score(one_device, pretrained, data_dir, tmp_path):
+    assert run_of(pretrained, "stsb", data_dir, tmp_path).session.main_metric == "spearman"
+    current = run_of(pretrained, "stsb", data_dir, tmp_path, "Finetune.metric=pearson").session
+    assert current.main_metric == "pearson" and current.selection_score({"pearson": 0.5, "spearman": 0.9}) == 0.5
+    with pytest.raises(config.ConfigError, match=r"Finetune\.metric = 'f2': stsb has spearman, pearson"):
+        run_of(pretrained, "stsb", data_dir, tmp_path, "Finetune.metric=f2")
 
 
 def test_the_control_draws_its_encoder_and_the_same_head(one_device, pretrained, data_dir, tmp_path):

@@ -16,6 +16,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from maelm_jax import config, finetune
 from maelm_jax.data import vocabularies
+from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning import batches, grid, heads, token
 from maelm_jax.finetuning.batches import Features
 from maelm_jax.finetuning.task import EvaluationSet
@@ -56,7 +57,7 @@ def files(tmp_path_factory) -> pathlib.Path:
 def task(*labels: str) -> token.TokenTask:
     """The task of a finished run with these labels."""
     settings = config.Finetune(tasks="conll", train_file="a", dev_file="b")
-    return grid.create_task("conll", settings, {"labels": labels})
+    return grid.create_task("conll", settings, Results(labels=list(labels)))
 
 
 class Halves:
@@ -91,12 +92,18 @@ def test_a_label_stands_at_the_first_token_of_its_word():
     assert dev.layout[0].tolist() == [1, 4, 5] and one.notes == []
 
 
+def slots_of(classes) -> token.Slots:
+    """Outputs of a model that is sure of these classes."""
+    classes = np.asarray(classes)
+    return token.Slots(classes, np.ones(classes.shape, np.float32))
+
+
 def test_what_does_not_fit_is_cut_counted_and_predicted_as_outside(tmp_path):
     one = task("B-X", "I-X", "O")
     dev = evaluation_set(one, [("abcd efgh ij", "B-X I-X O"), ("a", "O")], 5)
     assert dev.features.ids[0].tolist() == [0, 5, 5, 5, 2]
     assert one.notes == ["dev: 1 of 2 sentences cut to 5 tokens", "dev: 1 of 4 words have no encoded token"]
-    outputs = np.asarray([[9, 0, 9, 1, 9], [9, 2, 9, 9, 9]])
+    outputs = slots_of([[9, 0, 9, 1, 9], [9, 2, 9, 9, 9]])
     assert one.score(dev, outputs) == {"accuracy": 1.0, "precision": 1.0, "recall": 1.0, "f1": 1.0}
     path = one.write(dev, outputs, tmp_path, "p")
     assert path.read_text() == "abcd B-X\nefgh I-X\nij O\n\na O\n"
@@ -105,7 +112,7 @@ def test_what_does_not_fit_is_cut_counted_and_predicted_as_outside(tmp_path):
 def test_a_word_without_a_token_is_no_right_part_of_speech(tmp_path):
     one = task("AA", "NN", "O")
     dev = evaluation_set(one, [("abcd ef gh", "NN AA O")], 4)
-    outputs = np.asarray([[9, 1, 9, 9]])
+    outputs = slots_of([[9, 1, 9, 9]])
     assert one.score(dev, outputs) == {"accuracy": pytest.approx(1 / 3)}
     assert one.write(dev, outputs, tmp_path, "p").read_text() == "abcd NN\nef _\ngh _\n"
 
@@ -205,17 +212,29 @@ def test_a_rule_is_learned_and_a_file_is_labelled_by_it(one_device, files, pretr
     assert results["main_metric"] == "f1" and results["score"] > 0.98, results["best"]
     assert results["labels"] == ["B-ANIMAL", "I-ANIMAL", "O"]
     assert set(results["best"]) == {"step", "epoch", "f1", "precision", "recall", "accuracy"}
-    words = ["the old cat runs", "a bird sees the dog"]
-    (tmp_path / "new.txt").write_text("\n\n".join("\n".join(line.split()) for line in words))
+    words_of_lines = ["the old cat runs", "a bird sees the dog"]
+    (tmp_path / "new.txt").write_text("\n\n".join("\n".join(line.split()) for line in words_of_lines))
     assert finetune.main([f"--workdir={tmp_path / 'run'}", f"--predict={tmp_path / 'new.txt'}"]) == 0
     written = (tmp_path / "run" / "predictions_new.txt").read_text()
-    labels = [line.split()[1] for line in written.split("\n") if line]
-    assert labels == "O B-ANIMAL I-ANIMAL O O B-ANIMAL O O B-ANIMAL".split()
+    words, labels, probabilities = zip(*(line.split() for line in written.split("\n") if line), strict=True)
+    assert " ".join(words) == " ".join(words_of_lines) and all(0.3 < float(value) <= 1 for value in probabilities)
+    assert list(labels) == "O B-ANIMAL I-ANIMAL O O B-ANIMAL O O B-ANIMAL".split()
+    conllu = "# sent_id = 1\n1\tthe\t_\n2\told\t_\n3\tcat\t_\n\n-DOCSTART- -X- O\n"
+    (tmp_path / "new.conllu").write_text(conllu)
+    column = "--gin.Conll.word_column=1"
+    assert finetune.main([f"--workdir={tmp_path / 'run'}", f"--predict={tmp_path / 'new.conllu'}", column]) == 0
+    lines = (tmp_path / "run" / "predictions_new.conllu").read_text().split("\n")
+    assert [line.rsplit("\t", 1)[0] for line in lines[1:4]] == ["1\tthe\t_\tO", "2\told\t_\tB-ANIMAL", "3\tcat\t_\tI-ANIMAL"]
+    assert [*lines[:1], *lines[4:]] == [*conllu.split("\n")[:1], *conllu.split("\n")[4:]], "other lines stay"
     dev = (tmp_path / "run" / "predictions.txt").read_text()
     assert [line.split()[0] for line in dev.split("\n") if line] == [line.split()[0] for line in (files / "dev.txt").read_text().split("\n") if line]
     assert finetune.main([f"--workdir={tmp_path / 'run'}", f"--predict={files / 'dev.txt'}", "--score"]) == 0
     scores = json.loads((tmp_path / "run" / "predictions_dev_scores.json").read_text())
-    assert scores == {name: results["best"][name] for name in ("accuracy", "precision", "recall", "f1")}
+    assert {name: scores[name] for name in ("accuracy", "precision", "recall", "f1")} == {
+        name: results["best"][name] for name in ("accuracy", "precision", "recall", "f1")
+    }
+    (animal,) = scores["classes"]
+    assert animal["name"] == "ANIMAL" and animal["f1"] == pytest.approx(scores["f1"])
 
 
 def load(folder, vocabulary):
@@ -229,7 +248,7 @@ def test_labels_come_from_the_training_file(tmp_path, vocabulary):
     write_conll(tmp_path / "dev.txt", [[("runs", "O")]])
     one, data = load(tmp_path, vocabulary)
     assert (one.labels, one.main_metric, one.notes) == (("B-A", "O"), "f1", [])
-    assert one.score(data.dev[""], np.asarray([[1] * 8])) == {"accuracy": 1.0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
+    assert one.score(data.dev[""], slots_of([[1] * 8])) == {"accuracy": 1.0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
     for name in ("train", "dev"):
         write_conll(tmp_path / f"{name}.txt", [[("cat", "NN"), ("runs", "VB")]])
     one, _ = load(tmp_path, vocabulary)
@@ -246,7 +265,7 @@ def test_a_label_that_the_training_file_lacks_counts_as_missed(tmp_path, vocabul
     slots = dev.layout[0]
     outputs = np.ones((1, max(slots) + 1), int)
     outputs[0, slots[0]] = 0
-    assert one.score(dev, outputs) == {"accuracy": 0.5, "precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3)}
+    assert one.score(dev, slots_of(outputs)) == {"accuracy": 0.5, "precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3)}
     assert (dev.features.targets >= 0).sum() == 1, "no loss of a label that the model does not have"
     scored = task("B-A", "O")
     scored.read_file(str(tmp_path / "dev.txt"), labelled=True)

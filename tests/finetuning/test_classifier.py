@@ -1,0 +1,84 @@
+"""`load_classifier`: the numbers of the command, and those of transformers."""
+
+import numpy as np
+import pytest
+from testing import write_text
+
+import maelm_jax
+from maelm_jax import config, export, finetune
+from maelm_jax.finetuning import labelled_data
+
+TEXTS = ["The old cat sleeps.", "A dog runs near the river.", "Rain.", "The house " * 60]
+FILES = {
+    "one": (["sport", "war", "art"], []),
+    "several": (["sport|war", "", "art"], ["CustomTask.label_separator='|'"]),
+    "score": (["1", "4.5", "2"], ["CustomTask.score_range=(1,5)"]),
+}
+
+
+@pytest.fixture(scope="module", params=FILES)
+def tuned(request, pretrained, tmp_path_factory):
+    """A run on 30 texts, and the name of its kind of labels."""
+    folder = tmp_path_factory.mktemp(request.param)
+    labels, settings = FILES[request.param]
+    write_text(folder / "train.csv", "text,label\n" + "".join(f"The {word} cat {n}.,{labels[n % 3]}\n" for n, word in enumerate(["big", "old"] * 15)))
+    argv = ["--gin_file=finetune/own.gin", f"--init_from={pretrained}", f"--workdir={folder / 'run'}"]
+    argv += [
+        f"--gin.{one}" for one in (f"TRAIN_FILE={folder / 'train.csv'}", "EPOCHS=1", "BATCH_SIZE=8", "LEARNING_RATE=1e-2", "Mesh.data=1", *settings)
+    ]
+    return folder / "run", request.param, argv
+
+
+@pytest.fixture
+def run(tuned, one_device):
+    workdir, kind, argv = tuned
+    assert finetune.main(argv) == 0
+    return workdir, kind
+
+
+def numbers(predictions, kind) -> np.ndarray:
+    return np.asarray([[one.label] if kind == "score" else list(one.probabilities.values()) for one in predictions])
+
+
+def test_a_run_gives_what_the_command_writes(run, tmp_path):
+    workdir, kind = run
+    labelled_data.write(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS])
+    assert finetune.main([f"--workdir={workdir}", f"--predict={tmp_path / 'in.jsonl'}", f"--output={tmp_path / 'out.jsonl'}"]) == 0
+    written = [row.values for row in labelled_data.read(tmp_path / "out.jsonl", [])]
+    classifier = maelm_jax.load_classifier(workdir)
+    predictions = classifier.predict(TEXTS)
+    assert classifier.predict([]) == []
+    if kind == "score":
+        assert [one.label for one in predictions] == pytest.approx([row["prediction"] for row in written], abs=1e-5)
+    else:
+        assert [one.label for one in predictions] == [row["prediction"] for row in written]
+        for one, row in zip(predictions, written, strict=True):
+            assert one.probability == pytest.approx(row["probability"], abs=1e-6)
+    (alone,) = classifier.predict(TEXTS[:1])
+    assert numbers([alone], kind) == pytest.approx(numbers(predictions[:1], kind), abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # of transformers and PyTorch
+def test_an_export_gives_what_transformers_gives(run, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    workdir, kind = run
+    assert export.main([f"--workdir={workdir}", f"--output={tmp_path / 'out'}", "--no-verify"]) == 0
+    classifier = maelm_jax.load_classifier(tmp_path / "out")
+    ours = numbers(classifier.predict(TEXTS), kind)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        logits = model(**tokenizer(TEXTS, truncation=True, padding=True, return_tensors="pt")).logits
+    theirs = {"one": logits.softmax(1), "several": logits.sigmoid(), "score": logits}[kind]
+    assert ours == pytest.approx(theirs.numpy(), abs=1e-5)
+    if kind == "score":
+        of_run = [one.label for one in maelm_jax.load_classifier(workdir).predict(TEXTS)]
+        assert of_run == pytest.approx(np.clip(1 + 4 * ours[:, 0], 1, 5), abs=1e-4)
+
+
+def test_what_is_no_classifier_is_refused(pretrained, tmp_path):
+    with pytest.raises(config.ConfigError, match="fine-tuned run"):
+        maelm_jax.load_classifier(pretrained)
+    assert export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'out'}", "--no-verify"]) == 0
+    with pytest.raises(config.ConfigError, match="no classifier of texts"):
+        maelm_jax.load_classifier(tmp_path / "out")
