@@ -8,6 +8,8 @@ import json
 import pathlib
 import typing
 
+import numpy as np
+
 from maelm_jax import config, storage
 from maelm_jax.encoders import layouts, weight_files
 
@@ -31,13 +33,20 @@ class DecoderSettings(typing.NamedTuple):
     objective: config.Objective
 
 
+def select(encoder: "Encoder") -> dict[str, np.ndarray]:
+    """Returns the parameters {path: array} in FILE: {} if the encoder has no decoder."""
+    if not encoder.model.decoder:
+        return {}
+    return {path: value for path, value in encoder.params.items() if path.startswith(MODULES)}
+
+
 def write(folder: pathlib.Path, encoder: "Encoder", dtype: str):
     """Writes FILE if the encoder has a decoder.
 
     The tensors have the names and shapes that they have here, without padding of the vocabulary.
     """
-    tensors = {path: value for path, value in encoder.params.items() if path.startswith(MODULES)}
-    if not any(path.startswith("decoder/") for path in tensors):
+    tensors = select(encoder)
+    if not tensors:
         return
     content = json.dumps(
         {
