@@ -114,6 +114,7 @@ def setting(
     unit: str = "",
     free: bool = False,
     fits_weights: typing.Literal["same", "any", "larger"] = "same",
+    idle_with: dict[str, typing.Any] | None = None,
     **limits,
 ):
     """Declares a field of a settings dataclass.
@@ -126,10 +127,11 @@ def setting(
         free: Whether the value may differ when a run resumes, because it changes no past step.
         fits_weights: Of a setting of the encoder, with which values a run can go on from weights
             that exist: the same, any, or with rotary positions also a larger one.
+        idle_with: {other setting of the section: value} with which this one has no effect.
         **limits: Limits of pydantic.Field: ge, gt, le, lt, multiple_of.
     """
     limits |= {"default_factory" if callable(default) else "default": default}
-    extra = {"unit": unit, "free": free, "fits_weights": fits_weights}
+    extra = {"unit": unit, "free": free, "fits_weights": fits_weights, "idle_with": idle_with or {}}
     return pydantic.Field(description=meaning, json_schema_extra=extra, **limits)
 
 
@@ -183,6 +185,16 @@ def field_names(cls: type, **properties: typing.Any) -> list[str]:
         if (declared := field.json_schema_extra)
         and all(declared[key] == value for key, value in properties.items())
     ]
+
+
+def idle_names(cls: type, values: dict[str, typing.Any]) -> list[str]:
+    """Returns the settings of a section that have no effect beside `values` {setting: value}."""
+    idle = []
+    for name in field_names(cls):
+        idle_with = cls.__pydantic_fields__[name].json_schema_extra["idle_with"]
+        if any(values.get(other) == value for other, value in idle_with.items()):
+            idle.append(name)
+    return idle
 
 
 @declare
@@ -406,7 +418,11 @@ class Stack(Settings):
         "learned", "`learned` adds rows of a table, `rotary` turns queries and keys."
     )
     rotary_theta: float = setting(
-        10_000.0, "Base of the wavelengths of rotary positions.", gt=1, fits_weights="any"
+        10_000.0,
+        "Base of the wavelengths of rotary positions.",
+        gt=1,
+        fits_weights="any",
+        idle_with={"positions": "learned"},
     )
     max_positions: int = setting(
         512, "Longest row; size of a learned table.", "tokens", ge=1, fits_weights="larger"
@@ -415,8 +431,20 @@ class Stack(Settings):
         "t5",
         "Relative position bias. `t5` loads into stock MPNet, `none` into stock RoBERTa.",
     )
-    num_buckets: int = setting(32, "Buckets of the bias.", "buckets", ge=8, multiple_of=4)
-    max_distance: Positive = setting(128, "From here on all pairs share a bucket.", "tokens")
+    num_buckets: int = setting(
+        32,
+        "Buckets of the bias.",
+        "buckets",
+        ge=8,
+        multiple_of=4,
+        idle_with={"relative_buckets": "none"},
+    )
+    max_distance: Positive = setting(
+        128,
+        "From here on all pairs share a bucket.",
+        "tokens",
+        idle_with={"relative_buckets": "none"},
+    )
     layer_norm_eps: float = setting(1e-5, "Added to the variance in layer normalisation.", gt=0)
 
     def check(self):
@@ -437,6 +465,13 @@ class Stack(Settings):
         )
 
     @property
+    def canonical(self) -> typing.Self:
+        """The stack of the same function in which settings without effect have their defaults."""
+        fields = type(self).__pydantic_fields__
+        idle = idle_names(type(self), dataclasses.asdict(self))
+        return dataclasses.replace(self, **{name: fields[name].default for name in idle})
+
+    @property
     def head_size(self) -> int:
         """Width of a head."""
         return self.width // self.heads
@@ -455,10 +490,18 @@ class Encoder(Stack):
         0, "Window of local attention, half to each side. 0 is none.", "tokens", fits_weights="any"
     )
     global_every: Positive = setting(
-        3, "Layers 0, n, 2n, ... have global attention.", "layers", fits_weights="any"
+        3,
+        "Layers 0, n, 2n, ... have global attention.",
+        "layers",
+        fits_weights="any",
+        idle_with={"local_attention": 0},
     )
     local_rotary_theta: float = setting(
-        10_000.0, "`rotary_theta` of layers with local attention.", gt=1, fits_weights="any"
+        10_000.0,
+        "`rotary_theta` of layers with local attention.",
+        gt=1,
+        fits_weights="any",
+        idle_with={"local_attention": 0},
     )
     token_types: int = setting(
         0, "Token types: 1 in RoBERTa, 2 in BERT. 0 is no table.", "types", ge=0
@@ -474,6 +517,14 @@ class Encoder(Stack):
             self.positions == "rotary" or self.local_attention == 0,
             "local_attention needs positions = 'rotary'",
         )
+
+    @property
+    def canonical(self) -> typing.Self:
+        """The encoder of the same function in which settings without effect have their defaults."""
+        period = min(self.global_every, self.layers)
+        window = self.local_attention if period > 1 else 0
+        own = dataclasses.replace(self, global_every=period, local_attention=window)
+        return super(Encoder, own).canonical
 
 
 @declare

@@ -363,3 +363,46 @@ def random_parameters(shapes: dict, seed: int) -> dict:
         return jnp.ones(x.shape) if name == "scale" else jnp.zeros(x.shape) if name == "bias" else jnp.asarray(rng.normal(0, 0.3, x.shape), x.dtype)
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+SMALL_ENCODER = {"layers": 4, "width": 16, "heads": 4, "feed_forward": 24, "max_positions": 20}
+# Another value of every field of config.Encoder.
+OTHER_SETTINGS = {
+    "layers": 3,
+    "width": 32,
+    "heads": 2,
+    "feed_forward": 40,
+    "feed_forward_gate": (False, True),
+    "normalization": ("pre", "post"),
+    "biases": (False, True),
+    "positions": ("rotary", "learned"),
+    "rotary_theta": 77.0,
+    "max_positions": 30,
+    "relative_buckets": ("t5", "none"),
+    "num_buckets": 16,
+    "max_distance": 99,
+    "layer_norm_eps": 1e-3,
+    "local_attention": (6, 0),
+    "global_every": 2,
+    "local_rotary_theta": 55.0,
+    "token_types": 2,
+    "family": (None, "roberta"),
+}
+
+
+def change_setting(own: config.Encoder, field: str) -> config.Encoder:
+    """The encoder with another value of a field. Raises ConfigError if there is no such encoder."""
+    values = OTHER_SETTINGS[field] if isinstance(OTHER_SETTINGS[field], tuple) else (OTHER_SETTINGS[field],)
+    return dataclasses.replace(own, **{field: next(value for value in values if value != getattr(own, field))})
+
+
+def random_encoder(model: config.Model, vocabulary):
+    """An opened encoder whose parameters are random."""
+    from maelm_jax.encoders import encoder, layouts
+    from maelm_jax.model import maelm
+
+    draw = np.random.default_rng(0)
+    _, init = maelm.create(model, vocabulary.size, vocabulary.special)
+    shapes = layouts.unpad_shapes({path: leaf.shape for path, leaf in flatten(jax.eval_shape(init, jax.random.key(0))).items()}, vocabulary.size)
+    kept = {path: draw.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
+    return encoder.Encoder(kept, model, vocabulary, 12)

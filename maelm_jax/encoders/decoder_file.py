@@ -9,6 +9,8 @@ import importlib.resources
 import pathlib
 import typing
 
+import numpy as np
+
 from maelm_jax import config, storage
 from maelm_jax.encoders import families, layouts, weight_files
 
@@ -82,14 +84,21 @@ def _describe(model: config.Model) -> dict[str, typing.Any]:
     }
 
 
+def select(encoder: "Encoder") -> dict[str, np.ndarray]:
+    """Returns the parameters {path: array} in FILE: {} if the encoder has no decoder."""
+    if not is_in(encoder):
+        return {}
+    return {path: value for path, value in encoder.params.items() if path.startswith(MODULES)}
+
+
 def write(folder: pathlib.Path, encoder: "Encoder", dtype: str):
     """Writes FILE and CODE if the encoder has a decoder.
 
     The tensors have the names and shapes that they have here, without padding of the vocabulary.
     """
-    if not is_in(encoder):
+    tensors = select(encoder)
+    if not tensors:
         return
-    tensors = {path: value for path, value in encoder.params.items() if path.startswith(MODULES)}
     weight_files.write_safetensors(folder / FILE, tensors, dtype)
     code = importlib.resources.files("maelm_jax.encoders").joinpath(CODE)
     (folder / CODE).write_bytes(code.read_bytes())

@@ -4,6 +4,7 @@ A folder is written beside its place under another name, and renamed when it is 
 """
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -11,12 +12,15 @@ import pathlib
 import tempfile
 import typing
 
+import numpy as np
+
 from maelm_jax import config, storage
 from maelm_jax.encoders import (
     decoder_file,
     families,
     layouts,
     published,
+    read_back,
     tokenizer,
     weight_files,
 )
@@ -37,7 +41,7 @@ class Written(typing.NamedTuple):
 def check_format(format: str, encoder: "Encoder", path: str):
     """Raises ConfigError if the format cannot hold the encoder that was read from `path`."""
     if format == "huggingface":
-        families.require_stock_family(encoder.model.encoder, encoder.vocabulary.special)
+        _check_stock_settings(encoder)
         return
     weight_files.require_torch("--format=reference")
     size = encoder.vocabulary.size
@@ -59,14 +63,35 @@ def check_format(format: str, encoder: "Encoder", path: str):
         )
 
 
+def _check_stock_settings(encoder: "Encoder"):
+    """Raises ConfigError if config.json and decoder_file.FILE do not state all settings."""
+    own, decoder = encoder.model.encoder, encoder.model.decoder
+    family = families.require_stock_family(own, encoder.vocabulary.special)
+    stored = family.as_stored(own)
+    if decoder and decoder.stack(stored).canonical != decoder.stack(own).canonical:
+        raise config.ConfigError(
+            f"the config.json of a {family.class_name} does not state the decoder's "
+            f"Encoder.num_buckets={own.num_buckets} and Encoder.max_distance={own.max_distance}. "
+            "Train with their defaults, or with Decoder.relative_bias=False"
+        )
+
+
 def write(format: str, folder: pathlib.Path, encoder: "Encoder", dtype: str = "float32") -> Written:
-    """Writes every file of the export except the model card. `dtype` is that of .safetensors."""
+    """Writes every file of the export except the model card, and reads them back.
+
+    `dtype` is that of .safetensors.
+
+    Raises:
+        ConfigError: The format has no tensor for a parameter.
+        RunError: What is read back is not the encoder.
+    """
     if format == "reference":
         encoder.vocabulary.save(folder)
         size = encoder.vocabulary.size
         parameters = published.write(
             folder / "model.pt", encoder.params, encoder.model, size, encoder.length
         )
+        read_back.check(format, folder, encoder, "float32")
         return Written("the reference's layout", parameters)
     pair = families.choose_pair_format(encoder.model.encoder)
     try:
@@ -78,6 +103,7 @@ def write(format: str, folder: pathlib.Path, encoder: "Encoder", dtype: str = "f
     written = _write_stock_model(folder, encoder, dtype)
     decoder_file.write(folder, encoder, dtype)
     _write_modules(folder, encoder.module_files)
+    read_back.check(format, folder, encoder, dtype)
     return written
 
 
@@ -94,39 +120,59 @@ def _write_modules(folder: pathlib.Path, files: dict[str, bytes]):
         (folder / name).write_bytes(content)
 
 
-def _write_stock_model(folder: pathlib.Path, encoder: "Encoder", dtype: str) -> Written:
-    """Writes config.json and model.safetensors of the stock class.
+class StockModel(typing.NamedTuple):
+    """What an export holds of an encoder: a model of a stock class."""
+
+    class_name: str
+    content: dict[str, typing.Any]  # of config.json
+    tensors: dict[str, np.ndarray]
+
+
+def make_stock_model(encoder: "Encoder") -> StockModel:
+    """Returns the stock model of an encoder, without the parameters in decoder_file.FILE.
 
     The class has the head of a fine-tuned run, the language-model head of an MLM run, or no head.
     The prediction head of an MAE-LM run reads the decoder, so its class has no head. A pooler is
     not part of the encoder: one that came in with a BERT goes out with it again.
+
+    Raises:
+        ConfigError: No stock class computes the encoder, or has a tensor for each parameter.
     """
-    params, model, head = encoder.params, encoder.model, encoder.head
-    special, size = encoder.vocabulary.special, encoder.vocabulary.size
-    family = families.require_stock_family(model.encoder, special)
-    reads_encoder = not model.decoder and "head/bias" in params
-    ending = head.task_class if head else "ForMaskedLM" if reads_encoder else "Model"
+    head, special, size = encoder.head, encoder.vocabulary.special, encoder.vocabulary.size
+    family = families.require_stock_family(encoder.model.encoder, special)
+    own = family.as_stored(encoder.model.encoder)
+    model = dataclasses.replace(encoder.model.without_decoder, encoder=own)
+    beside = decoder_file.select(encoder)
+    params = {path: value for path, value in encoder.params.items() if path not in beside}
+    if own.token_types and not encoder.model.encoder.token_types:
+        params[layouts.TYPE_TABLE] = np.zeros((own.token_types, own.width), np.float32)
+    ending = head.task_class if head else "ForMaskedLM" if "head/bias" in params else "Model"
     prefix = "" if ending == "Model" else family.prefix
-    mappings = family.encoder_mappings(model.encoder, special.pad, prefix)
+    mappings = family.encoder_mappings(own, special.pad, prefix)
     if head:
         mappings += family.task_head_mappings(head.task_class)
-    elif reads_encoder:
+    elif "head/bias" in params:
         mappings += family.language_model_mappings()
     if "pooler/kernel" in params and not head:
         mappings += family.pooler_mappings(prefix)
-    tensors = layouts.export_tensors(params, mappings, size)
-    tensors |= family.added_tensors(model.encoder, prefix)
     content = {
         "architectures": [family.class_name + ending],
         **family.make_entries(model, special, size),
         **(head.config_entries() if head else {}),
         **decoder_file.make_entries(encoder),
     }
+    tensors = layouts.export_tensors(params, mappings, size)
+    return StockModel(family.class_name + ending, content, tensors)
+
+
+def _write_stock_model(folder: pathlib.Path, encoder: "Encoder", dtype: str) -> Written:
+    """Writes config.json and model.safetensors."""
+    stock = make_stock_model(encoder)
     (folder / "config.json").write_text(
-        json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        json.dumps(stock.content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )
-    weight_files.write_safetensors(folder / weight_files.WEIGHTS, tensors, dtype)
-    return Written(family.class_name + ending, sum(value.size for value in tensors.values()))
+    weight_files.write_safetensors(folder / weight_files.WEIGHTS, stock.tensors, dtype)
+    return Written(stock.class_name, sum(value.size for value in stock.tensors.values()))
 
 
 def check_output(output: str | os.PathLike):

@@ -202,6 +202,9 @@ def find_head(params: dict[str, np.ndarray], results: Results | None) -> FineTun
 class Family:
     """A family of stock encoders.
 
+    A field of config.Encoder is carried by config.json, fixed at a value, or without effect beside
+    the fixed ones (`idle_with`). An encoder is refused if any other is not the default.
+
     Attributes:
         model_type: The Hugging Face model_type.
         class_name: The start of the names of its stock classes.
@@ -215,6 +218,7 @@ class Family:
         classifier_names: {linear map of a classifier here: its name in the stock classifier}.
         classifier: What its classifiers compute.
         fields: {field of config.Encoder: entry of config.json}.
+        structured: Further fields that `make_entries` and `read_settings` of a subclass carry.
         dropout: {field of config.Dropout: entry of config.json}.
         fixed: {field of config.Encoder: the only value with which the stock class computes it}.
         equal: {entry of config.json: the entry that it must equal}.
@@ -241,6 +245,7 @@ class Family:
     )
     classifier: ClassifierStyle = dataclasses.field(default_factory=ClassifierStyle)
     fields: dict[str, str] = dataclasses.field(default_factory=lambda: BERT_FIELDS)
+    structured: tuple[str, ...] = ()
     dropout: dict[str, str] = dataclasses.field(default_factory=lambda: BERT_DROPOUT)
     fixed: dict[str, typing.Any]
     equal: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -252,10 +257,21 @@ class Family:
 
     # Settings
 
+    def as_stored(self, encoder: config.Encoder) -> config.Encoder:
+        """Returns the encoder as the stock class has it: of the family, with a table of types.
+
+        One type whose row is 0 does not change its function.
+        """
+        types = encoder.token_types
+        if "token_types" in self.fields:
+            types = max(types, 1)
+        return dataclasses.replace(encoder, family=self.model_type, token_types=types).canonical
+
     def find_misfits(self, encoder: config.Encoder, special: config.SpecialIds) -> list[str]:
         """Returns the reasons why no stock model of the family computes the encoder."""
         pad = self.supported.get("pad_token_id", special.pad)
-        misfits = layouts.list_misfits(encoder, self.fixed)
+        carried = (*self.fields, *self.structured, "family")
+        misfits = layouts.list_misfits(encoder, self.fixed, carried)
         if special.pad != pad:
             misfits.append(
                 f"the id of <pad> in the vocabulary is {special.pad}, and {self.class_name} needs "
@@ -292,7 +308,10 @@ class Family:
     def make_entries(
         self, model: config.Model, special: config.SpecialIds, vocabulary_size: int
     ) -> dict[str, typing.Any]:
-        """Returns the content of config.json, except for architecture and head."""
+        """Returns the content of config.json, except for architecture and head.
+
+        The encoder is one of `as_stored`.
+        """
         entries = {
             **self.supported,
             "model_type": self.model_type,
@@ -306,8 +325,6 @@ class Family:
             "eos_token_id": special.eos,
             "dtype": "float32",
         }
-        if "token_types" in self.fields:
-            entries[self.fields["token_types"]] = max(model.encoder.token_types, 1)
         return entries | {name: entries[other] for name, other in self.equal.items()}
 
     def count_unused_positions(self, pad: int) -> int:
@@ -332,17 +349,11 @@ class Family:
             *layouts.blocks(prefix + self.layers_name, "encoder", encoder.layers, self.part_names),
         ]
         if encoder.token_types:
-            mappings.append(TensorMapping(prefix + TYPES, "encoder/token_type_embedding"))
+            mappings.append(TensorMapping(prefix + TYPES, layouts.TYPE_TABLE))
         if encoder.relative_buckets != "none":
             name = f"{prefix}encoder.relative_attention_bias.weight"
             mappings.append(TensorMapping(name, "encoder/relative_bias/table"))
         return mappings
-
-    def added_tensors(self, encoder: config.Encoder, prefix: str) -> dict[str, np.ndarray]:
-        """Returns the stock tensors that have no parameter here: a table of one type of zeros."""
-        if encoder.token_types or "token_types" not in self.fields:
-            return {}
-        return {prefix + TYPES: np.zeros((1, encoder.width), np.float32)}
 
     def pooler_mappings(self, prefix: str) -> list[TensorMapping]:
         """Returns the mappings of a pooler that is kept beside the encoder."""

@@ -1,11 +1,14 @@
 """Converts parameters between the layout of this project and the layouts of other software.
 
 A format is a list of `TensorMapping`. It works in both directions: `export_tensors` and
-`import_tensors`. The parameters here are {path: array}, stacked over the layers:
+`import_tensors`. Both refuse a parameter that the list does not have.
+
+The parameters here are {path: array}, stacked over the layers:
 encoder/blocks/feed_forward/up/kernel is [layers, in, out]. Other software has one tensor for each
 layer, with linear weights [out, in].
 """
 
+import collections
 import collections.abc
 import typing
 
@@ -15,6 +18,7 @@ from maelm_jax import config
 
 # Tables with one row for each id. They are padded with further rows here, but not in other layouts.
 VOCABULARY = ("encoder/token_embedding", "head/bias")
+TYPE_TABLE = "encoder/token_type_embedding"
 MOST_FAULTS = 8  # that one error message names
 Tensors = collections.abc.Mapping[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]  # {parameter path: shape}
@@ -39,12 +43,29 @@ PARTS = (
 )
 
 
-def list_misfits(settings: config.Settings, fixed: dict[str, typing.Any]) -> list[str]:
-    """Returns the settings of a section that differ from `fixed` {field: value}."""
-    return [
-        f"{type(settings).__name__}.{name} is {getattr(settings, name)!r}, not {value!r}"
+def list_misfits(
+    encoder: config.Encoder, fixed: dict[str, typing.Any], carried: collections.abc.Collection[str]
+) -> list[str]:
+    """Returns the settings with which a format does not hold the encoder, in words.
+
+    Args:
+        encoder: The encoder.
+        fixed: {field: the only value that the format has}.
+        carried: The fields whose value the format states.
+    """
+    own, default = encoder.canonical, config.Encoder()
+    misfits = [
+        f"Encoder.{name} is {getattr(own, name)!r}, not {value!r}"
         for name, value in fixed.items()
-        if getattr(settings, name) != value
+        if getattr(own, name) != value
+    ]
+    unstated = [
+        name for name in config.field_names(config.Encoder) if name not in {*fixed, *carried}
+    ]
+    return misfits + [
+        f"Encoder.{name} is {getattr(own, name)!r}, which the format does not state"
+        for name in unstated
+        if getattr(own, name) != getattr(default, name)
     ]
 
 
@@ -117,7 +138,15 @@ def export_tensors(
     Returns:
         {name in the other format: array}. The arrays are views of `params` except where rows are
         added or parts are joined, so that writing them needs little memory.
+
+    Raises:
+        ConfigError: The format has no tensor for a parameter. The message lists all of them.
     """
+    if faults := _list_unmapped(mappings, {path: value.shape for path, value in params.items()}):
+        raise config.ConfigError(
+            f"the export would lose parameters: {list_faults(faults)}. Add them to the mappings of "
+            "the format (CONTRIBUTING.md)"
+        )
     values: dict[str, list[np.ndarray]] = {}
     for mapping in mappings:
         value = params[mapping.path]
@@ -156,10 +185,13 @@ def import_tensors(
 
     Raises:
         ConfigError: Tensors are missing, unknown, of the wrong shape, not finite or not equal to
-            the tensor they are tied to. The message lists them.
+            the tensor they are tied to, or the format has no tensor for a parameter of a module
+            that is read. The message lists them.
     """
     params: dict[str, np.ndarray] = {}
-    faults = []
+    modules = {mapping.path.split("/")[0] for mapping in mappings}
+    read = {path: shape for path, shape in shapes.items() if path.split("/")[0] in modules}
+    faults = _list_unmapped(mappings, read)
     for mapping in mappings:
         value = tensors.get(mapping.name)
         if fault := _describe_fault(value, _expected_shape(mapping, shapes[mapping.path])):
@@ -182,6 +214,19 @@ def import_tensors(
             f"{source}: the weights do not fit the model: {list_faults(faults)}"
         )
     return params
+
+
+def _list_unmapped(mappings: list[TensorMapping], shapes: Shapes) -> list[str]:
+    """Returns the parameters, or single layers of them, that are not mapped exactly once."""
+    mapped = collections.Counter((mapping.path, mapping.layer) for mapping in mappings)
+    faults = []
+    for path, shape in shapes.items():
+        layers = range(shape[0]) if "/blocks/" in path else (None,)
+        for layer in layers:
+            if mapped[path, layer] != 1:
+                where = path if layer is None else f"{path} of layer {layer}"
+                faults.append(f"{where} has {mapped[path, layer] or 'no'} tensors of the format")
+    return faults
 
 
 def _expected_shape(mapping: TensorMapping, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -175,6 +175,7 @@ MODERNBERT = ModernBert(
         "max_positions": family.POSITIONS,
         "layer_norm_eps": "norm_eps",
     },
+    structured=("rotary_theta", "local_attention", "global_every", "local_rotary_theta"),
     dropout={"hidden": "mlp_dropout", "attention": "attention_dropout"},
     fixed={
         "normalization": "pre",

@@ -35,7 +35,7 @@ _ARGUMENTS = {
     "max_distance": "max_rel_pos",
 }
 # The settings of every encoder that the published code computes.
-_FIXED = layouts.BERT_LAYERS | {"token_types": 0, "layer_norm_eps": 1e-5}
+FIXED = layouts.BERT_LAYERS | {"token_types": 0, "layer_norm_eps": 1e-5}
 # These settings, given after those of any run, make a model that the published code computes.
 CONFIG = "ablations/reference_positions.gin"
 
@@ -102,7 +102,9 @@ def check_special_ids(special: config.SpecialIds, size: int, vocabulary: str):
 
 def list_misfits(model: config.Model) -> list[str]:
     """Returns the settings with which the reference implementation does not compute `model`."""
-    misfits = layouts.list_misfits(model.encoder, _FIXED)
+    # The published code has one kind of sentence pairs and heads, whatever the family.
+    carried = (*_ARGUMENTS, "relative_buckets", "family")
+    misfits = layouts.list_misfits(model.encoder, FIXED, carried)
     if model.encoder.relative_buckets == "t5":
         misfits.append("Encoder.relative_buckets is 't5', not 'reference' or 'none'")
     if model.decoder and (not model.decoder.is_plain or model.decoder.relative_bias):
@@ -177,7 +179,7 @@ def read(path: str | os.PathLike) -> Checkpoint:
 
 def read_settings(tensors: layouts.Tensors) -> dict[str, typing.Any]:
     """Returns the fields of config.Encoder that the names and shapes of the tensors determine."""
-    settings = _FIXED | {
+    settings = FIXED | {
         "layers": _count_layers(tensors, _ENCODER),
         "width": tensors[TOKENS].shape[1],
         "max_positions": tensors[_ENCODER + "embed_positions.weight"].shape[0],

@@ -8,6 +8,7 @@ import collections.abc
 import dataclasses
 import json
 import pathlib
+import re
 import typing
 
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from maelm_jax.encoders import (
     decoder_file,
     families,
     family,
-    published,
+    layouts,
     tokenizer,
     weight_files,
 )
@@ -32,6 +33,31 @@ HEAD_LINES = 8  # lines whose logits are compared
 # Tokens of a compared line. The attention scores of 8 lines of 8192 tokens would need 26 GB.
 LONGEST_LINE = 1024
 LINES_AT_A_TIME = 8
+# {pattern in the name of a tensor of the published code: what stands there in a parameter's path},
+# one after the other.
+PUBLISHED_NAMES = {
+    r"^(encoder|gen_decoder)\.lm_head\.weight$": "encoder/token_embedding",
+    r"^(encoder|gen_decoder)\.sentence_encoder\.embed_tokens\.weight$": "encoder/token_embedding",
+    r"^(encoder|gen_decoder)\.lm_head\.": "head/",
+    r"^encoder\.sentence_encoder\.": "encoder/",
+    r"^gen_decoder\.sentence_encoder\.": "decoder/",
+    r"layers\.\d+\.": "blocks/",
+    r"self_attn\.(q|k|v|out)_proj\.": r"attention/\1_proj.",
+    r"q_proj\.": "query.",
+    r"k_proj\.": "key.",
+    r"v_proj\.": "value.",
+    r"out_proj\.": "out.",
+    r"self_attn_layer_norm\.": "attention_norm.",
+    r"final_layer_norm\.": "feed_forward_norm.",
+    r"(emb_)?layer_norm\.": "norm.",
+    r"fc1\.": "feed_forward/up.",
+    r"fc2\.": "feed_forward/down.",
+    r"embed_positions\.weight$": "position_embedding",
+    r"relative_attention_bias\.weight$": "relative_bias/table",
+    r"norm\.weight$": "norm/scale",
+    r"\.weight$": "/kernel",
+    r"\.bias$": "/bias",
+}
 
 
 class Report(typing.NamedTuple):
@@ -47,9 +73,9 @@ def verify(
 ) -> list[Report]:
     """Reads an exported folder back and compares it with JAX.
 
-    The ids of the tokenizer and the tensors of `model.pt` must be equal. Hidden states and logits
-    must agree within TOLERANCE. If `original`, the folder that the encoder was read from, has a
-    tokenizer.json, its tokenizer must give the same ids too.
+    The ids of the tokenizer, and every parameter in `model.pt`, must be equal. Hidden states and
+    logits must agree within TOLERANCE. If `original`, the folder that the encoder was read from,
+    has a tokenizer.json, its tokenizer must give the same ids too.
 
     Raises:
         RunError: The folder does not compute what JAX computes.
@@ -228,12 +254,40 @@ def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:
 
 
 def _verify_tensors(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
-    """Compares the tensors of model.pt with the parameters. The reference's code is not run."""
+    """Finds every parameter in model.pt by the name that it has in the published code.
+
+    The reference's code is not run. Names are translated by PUBLISHED_NAMES, not by the mappings
+    that wrote the file.
+    """
     stored = weight_files.read_pytorch(folder / "model.pt")["model"]
-    written = published.to_reference(encoder.params, encoder.model, encoder.vocabulary.size)
-    if not all(np.array_equal(stored.get(name), value) for name, value in written.items()):
+    params = encoder.params
+    layers = {path: range(len(x)) if "/blocks/" in path else (None,) for path, x in params.items()}
+    missing = {(path, layer) for path, numbers in layers.items() for layer in numbers}
+    faults = []
+    for name, value in stored.items():
+        path, layer = _translate(name)
+        if value.ndim == 2 and path.endswith("/kernel"):
+            value = value.T
+        ours = params.get(path)
+        if ours is not None and layer is not None:
+            ours = ours[layer] if layer < len(ours) else None
+        if ours is None:
+            faults.append(f"{name} is of no parameter")
+        elif not np.array_equal(value, ours):
+            faults.append(f"{name} has other values")
+        missing.discard((path, layer))
+    faults += [f"{path} is missing" for path in sorted({path for path, _ in missing})]
+    if faults:
         raise config.RunError(
-            "verification failed: torch.load reads other tensors than were written; nothing was "
-            "written"
+            f"verification failed: model.pt differs from JAX: {layouts.list_faults(faults)}; "
+            "nothing was written"
         )
-    return [Report(f"the {len(stored)} tensors that torch.load reads", 0.0, 0.0)]
+    return [Report(f"{len(params)} parameters in {len(stored)} tensors of model.pt", 0.0, 0.0)]
+
+
+def _translate(name: str) -> tuple[str, int | None]:
+    """Returns the path of a parameter, and its layer or None, by its name in the published code."""
+    number = re.search(r"\.layers\.(\d+)\.", name)
+    for pattern, text in PUBLISHED_NAMES.items():
+        name = re.sub(pattern, text, name)
+    return name, int(number[1]) if number else None

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 import maelm_jax  # noqa: E402
 from maelm_jax import config, gin_files  # noqa: E402
-from maelm_jax.encoders import adoption, families, layouts, source, verify, weight_files  # noqa: E402
+from maelm_jax.encoders import adoption, families, source, verify, weight_files  # noqa: E402
 from maelm_jax.encoders.modernbert import GLOBAL, LOCAL, MODERNBERT  # noqa: E402
 
 # Rows of the stock position table that no position uses. They go out as 0.
@@ -214,7 +214,8 @@ def test_an_encoder_of_other_layers_replaces_those_of_the_config(copy_stock, tmp
     folder = copy_stock("bert", "AutoModel", tmp_path / "stock")
     experiment = gin_files.load(["modern_tiny.gin"], ["SEQUENCE_LENGTH=32"])
     model = adoption.adopt_settings(experiment, source.find_encoder(folder)).experiment.model
-    assert not layouts.list_misfits(model.encoder, layouts.BERT_LAYERS) and model.encoder.token_types == 2
+    assert not families.FAMILIES["bert"].find_misfits(model.encoder, source.find_encoder(folder).loaded_vocabulary.special)
+    assert model.encoder.token_types == 2
 
 
 @pytest.mark.slow

@@ -1,15 +1,19 @@
 """Checkpoints in the layout of the published code, in and out."""
 
+import dataclasses
 import json
 import pathlib
 
 import numpy as np
 import pytest
+from testing import SMALL_ENCODER, change_setting, random_encoder
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 
+import maelm_jax  # noqa: E402
 from maelm_jax import config, export, gin_files  # noqa: E402
-from maelm_jax.encoders import published, source, weight_files  # noqa: E402
+from maelm_jax.encoders import export as folders  # noqa: E402
+from maelm_jax.encoders import layouts, published, source, verify, weight_files  # noqa: E402
 
 CASES = pathlib.Path(__file__).parents[1] / "data" / "reference"
 
@@ -66,6 +70,70 @@ def test_a_case_of_the_reference_as_a_checkpoint(path, tmp_path):
     assert source.find_encoder(tmp_path / "bare.pt").model.encoder.heads == found.model.encoder.heads
 
 
+@pytest.mark.parametrize("field", config.field_names(config.Encoder))
+@pytest.mark.parametrize("buckets", ["reference", "none"])
+def test_the_published_layout_carries_a_setting_or_refuses_it(tmp_path, vocabulary, field, buckets):
+    base = config.Encoder(**SMALL_ENCODER | published.FIXED | {"relative_buckets": buckets})
+    try:
+        model = config.Model(change_setting(base, field), config.Decoder(layers=2))
+    except config.ConfigError:
+        return
+    if published.list_misfits(model):
+        return
+    usual = random_encoder(model, vocabulary)
+    published.write(tmp_path / "model.pt", usual.params, model, vocabulary.size, 8)
+    found = source.find_encoder(tmp_path / "model.pt").model
+    assert found.encoder.canonical == dataclasses.replace(model.encoder, family=None).canonical and found.decoder == model.decoder
+    if field != "family" and model.encoder.canonical == base.canonical:
+        assert field in config.idle_names(config.Encoder, dataclasses.asdict(model.encoder)), "it was dropped"
+
+
+def swap(tensors: dict, one: str, other: str):
+    tensors[one], tensors[other] = tensors[other], tensors[one]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (lambda tensors: tensors.pop("encoder.sentence_encoder.layers.1.fc2.bias"), "encoder/blocks/feed_forward/down/bias"),
+        (lambda tensors: tensors.update({"gen_decoder.sentence_encoder.layers.0.self_attn.gain": np.ones(3, np.float32)}), "gain"),
+        (lambda tensors: swap(tensors, *(f"encoder.sentence_encoder.layers.1.self_attn.{x}_proj.weight" for x in "qk")), "q_proj"),
+        (lambda tensors: swap(tensors, *(f"encoder.sentence_encoder.layers.{x}.fc1.bias" for x in "01")), "fc1.bias"),
+        (lambda tensors: tensors.update({"gen_decoder.lm_head.dense.weight": tensors["gen_decoder.lm_head.dense.weight"].T}), "dense.weight"),
+        (lambda tensors: tensors.update({"gen_decoder.lm_head.weight": tensors["gen_decoder.lm_head.weight"] + 1}), "lm_head.weight"),
+    ],
+)
+def test_a_verification_finds_what_differs_in_a_checkpoint(published_folders, workdirs, tmp_path, spoil, named):
+    ours = maelm_jax.load_encoder(workdirs["reference"])
+    verify.verify("reference", published_folders["reference"], ours)
+    tensors = weight_files.read_pytorch(published_folders["reference"] / "model.pt")["model"]
+    spoil(tensors)
+    weight_files.write_pytorch(tmp_path / "model.pt", tensors, {}, {})
+    with pytest.raises(config.RunError) as error:
+        verify.verify("reference", tmp_path, ours)
+    assert named in str(error.value)
+
+
+def test_a_parameter_that_the_published_layout_does_not_have_is_found(workdirs, tmp_path, monkeypatch):
+    """When it is written, else when it is read back, else when it is verified."""
+    ours, gain = maelm_jax.load_encoder(workdirs["reference"]), "encoder/blocks/attention/gain"
+    ours = dataclasses.replace(ours, params=ours.params | {gain: np.full((2, 32), 0.5, np.float32)})
+
+    def refuse() -> str:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        with pytest.raises((config.ConfigError, config.RunError)) as error:
+            folders.write("reference", folder, ours)
+            verify.verify("reference", folder, ours)
+        return str(error.value)
+
+    assert gain in refuse()
+    monkeypatch.setattr(layouts, "_list_unmapped", lambda *_: [])
+    assert gain in refuse()
+    monkeypatch.setattr(folders.read_back, "check", lambda *_: None)
+    assert "verification" in refuse() and gain in refuse()
+
+
 def test_a_reference_checkpoint_that_does_not_fit_is_listed(published_folders, tmp_path):
     tensors = weight_files.read_pytorch(published_folders["reference"] / "model.pt")["model"]
     tensors["surplus"] = tensors.pop("encoder.sentence_encoder.layers.1.fc2.bias")
@@ -83,5 +151,5 @@ def test_a_reference_checkpoint_that_does_not_fit_is_listed(published_folders, t
 
 def test_reading_without_pytorch_says_how_to_get_it(published_folders, monkeypatch):
     monkeypatch.setattr(weight_files.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(config.ConfigError, match=r"model\.pt needs PyTorch.*pip install torch"):
+    with pytest.raises(config.ConfigError, match="PyTorch"):
         source.find_encoder(published_folders["reference"])
