@@ -102,7 +102,7 @@ def _score_pairs(args: argparse.Namespace) -> int:
         for step in _steps(path, args):
             encoder = Encoder.load(path, step)
             encoder.check_predicts(path)
-            name = scoring.name_model(checkpoint.split_name(path).workdir, encoder.step)
+            name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
             scores[name] = pairs.score(encoder, read, name)
     print(pairs.table(scores))
     if args.output:
@@ -114,12 +114,11 @@ def _score_pairs(args: argparse.Namespace) -> int:
 def _steps(path: str, args: argparse.Namespace) -> list[int | None]:
     """Returns the steps of a model's checkpoints that are measured. None is the newest."""
     from maelm_jax.training import checkpoint
-    from maelm_jax.training.workdir import RUNS, kind_of
 
     workdir, step = checkpoint.choose_step(path, args.step)
     if args.all_steps and step is not None:
         raise config.ConfigError(f"--models={path} names a step: leave it or --all_steps out")
-    if args.all_steps and kind_of(workdir) in RUNS:
+    if args.all_steps and workdir.is_run:
         return checkpoint.all_steps(workdir)
     return [step]
 

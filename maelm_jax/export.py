@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     export.check_output(args.output)
     found = source.find_encoder(args.workdir, args.step)
     loaded = encoder.Encoder.read(found)
-    export.check_format(args.format, loaded, args.workdir)
+    export.check_format(args.format, loaded, str(args.workdir))
     if args.dtype == "bfloat16":
         loaded = loaded.round_weights()  # what is compared with the folder
     verification = _why_unverified(args.verify, args.format)

@@ -171,7 +171,7 @@ def _describe_pretraining(source: EncoderSource) -> dict[str, str]:
     masking = objective.masking
     heldout_rate = experiment.evaluated.objective.masking.rate
     started = run.continue_from or run.init_from
-    lines = [line for line in metrics.read(source.path) if line["step"] <= source.step]
+    lines = [line for line in metrics.read(source.workdir) if line["step"] <= source.step]
     trained = [line for line in lines if "loss" in line][-1:]
     evaluated = [line for line in lines if "eval_loss" in line][-1:]
     losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in trained]

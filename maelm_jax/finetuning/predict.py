@@ -6,11 +6,11 @@ import zipfile
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import readers, vocabularies
-from maelm_jax.encoders import source
 from maelm_jax.finetuning import glue, grid, session, table
 from maelm_jax.finetuning.batches import choose_lengths
 from maelm_jax.finetuning.task import EvaluationSet, InputFormat
 from maelm_jax.training import checkpoint
+from maelm_jax.training.workdir import Workdir
 
 SCORES = "_scores.json"  # ending of the file with the scores
 # Settings that change where examples come from and how they are computed, not what is predicted.
@@ -28,35 +28,35 @@ class FinishedRun:
     """A finished run that has its model.
 
     Attributes:
-        folder: Its workdir.
+        workdir: Its folder.
         task: Its task.
     """
 
-    def __init__(self, workdir: str | None, bindings: list[str], flag: str):
+    def __init__(self, workdir: Workdir | None, bindings: list[str], flag: str):
         """Finds the run. `flag` is the flag that needs it, for messages.
 
         Raises:
             ConfigError: `workdir` is not a finished fine-tuning run, or has no model.
         """
-        self.folder = pathlib.Path(workdir or "")
+        self.workdir = workdir
         if workdir:
-            storage.require_own_files(self.folder)
-        file = self.folder / source.RESULTS
-        if not workdir or not file.is_file():
-            reports = table.read(self.folder).values() if workdir else ()
+            storage.require_own_files(workdir.folder)
+        if not workdir or not workdir.results_file.is_file():
+            reports = table.read(workdir).values() if workdir else ()
             models = [report["model"] for by_task in reports for report in by_task.values()]
             model = next(filter(None, models), None)  # None: all seeds of the task diverged
-            named = storage.inside(self.folder, model).path if model else ""
+            named = storage.inside(workdir.folder, model).path if model else ""
             hint = f"; in this table, give --workdir={named}" if model else ""
             raise config.ConfigError(f"{flag} needs --workdir=RUN of a fine-tuned run{hint}")
-        results = storage.read_json(file)
-        if not (self.folder / "checkpoints").is_dir():
+        results = workdir.read_results()
+        if not workdir.checkpoints.is_dir():
             reason = results.get("diverged", "only the chosen cell of a grid keeps its own")
             raise config.ConfigError(
-                f'{self.folder} holds no model: {reason}; table.json names the chosen one ("model")'
+                f"{workdir.folder} holds no model: {reason}; "
+                'table.json names the chosen one ("model")'
             )
-        record = str(self.folder / gin_files.RECORD)
-        recorded, self._experiment = gin_files.load([record]), gin_files.load([record], bindings)
+        recorded = workdir.read_settings()
+        self._experiment = gin_files.load([str(workdir.settings_file)], bindings)
         changes = config.differences(recorded, self._experiment, FREE)
         columns, trained = (
             experiment.finetune.custom.columns for experiment in (self._experiment, recorded)
@@ -68,9 +68,9 @@ class FinishedRun:
                 f"{flag} uses the settings of the run in --workdir, and these differ from them: "
                 f"{'; '.join(changes)}. Leave them out"
             )
-        with storage.reading(file):
+        with storage.reading(workdir.results_file):
             self.task = grid.create_task(results["task"], self._experiment.finetune, results)
-        vocabulary = vocabularies.load(self.folder / "vocabulary")
+        vocabulary = vocabularies.load(workdir.vocabulary_folder)
         self._input_format = InputFormat.of_run(self._experiment, vocabulary)
 
     def encode(self, examples: list, which: str) -> EvaluationSet:
@@ -81,7 +81,7 @@ class FinishedRun:
     def outputs(self, sets: list[EvaluationSet]) -> list:
         """Returns the outputs of the model for all examples of each set."""
         model = session.Model(self._experiment, self.task, self._input_format.vocabulary)
-        params = checkpoint.restore_params(str(self.folder), model.shapes)
+        params = checkpoint.restore_params(self.workdir, model.shapes)
         return [
             model.outputs(
                 params,
@@ -97,7 +97,7 @@ class FinishedRun:
 
 
 def predict(
-    workdir: str | None,
+    workdir: Workdir | None,
     input_file: str,
     output: str | None,
     bindings: list[str],
@@ -119,7 +119,7 @@ def predict(
     ending = run.task.ending
     if output is None:
         name = pathlib.Path(readers.without_packing(input_file)).stem
-        output = str(run.folder / f"predictions_{name}{ending}")
+        output = str(run.workdir.folder / f"predictions_{name}{ending}")
     stem = output.removesuffix(ending)
     if stem in (output, "") or stem.endswith("/"):
         raise config.ConfigError(f"--output={output}: name a {ending} file, as predictions{ending}")
@@ -135,12 +135,12 @@ def predict(
     lines = [*run.task.notes, f"{dev.size} predicted: {path}"]
     if with_scores:
         scores = run.task.score(dev, outputs)
-        session.write_json(score_file, scores)
+        storage.write_json(score_file, scores)
         lines += [session.metric_line(name, value) for name, value in scores.items()]
     return "\n".join(lines)
 
 
-def submit(workdir: str | None, output: str, init_from: str | None, bindings: list[str]) -> str:
+def submit(workdir: Workdir | None, output: str, init_from: str | None, bindings: list[str]) -> str:
     """Predicts the test sets of GLUE with the finished models in `workdir` (--submission).
 
     `workdir` is a finished run, grid or table, `output` a new zip file. `init_from` is the name of
@@ -181,32 +181,31 @@ def submit(workdir: str | None, output: str, init_from: str | None, bindings: li
     return "\n".join(notes)
 
 
-def find_models(workdir: str | None, init_from: str | None) -> list[str]:
+def find_models(workdir: Workdir | None, init_from: str | None) -> list[Workdir]:
     """Returns the workdirs of the models, one for each task of GLUE.
 
     Raises:
         ConfigError: `workdir` has no model of a task of GLUE, or the encoder is not clear.
     """
-    folder = pathlib.Path(workdir or "")
-    reports = table.read(folder) if workdir else {}
+    reports = table.read(workdir) if workdir else {}
     if not reports:
         task = FinishedRun(workdir, [], "--submission").task.name
-        models = {task: str(folder)}
+        models = {task: workdir}
     else:
         label = init_from or next(iter(reports))
         if label not in reports or (init_from is None and len(reports) > 1):
             raise config.ConfigError(
-                f"--submission: {folder} has the encoders {', '.join(reports)}. "
+                f"--submission: {workdir} has the encoders {', '.join(reports)}. "
                 "Name one of them with --init_from=NAME"
             )
         models = {
-            task: str(storage.inside(folder, report["model"]).path)
+            task: Workdir(storage.inside(workdir.folder, report["model"]).path)
             for task, report in reports[label].items()
             if report["model"]
         }
     chosen = [model for task, model in models.items() if task in glue.SPECS]
     if not chosen:
         raise config.ConfigError(
-            f"--submission: {folder} has no model of a task of GLUE. Fine-tune on one first"
+            f"--submission: {workdir} has no model of a task of GLUE. Fine-tune on one first"
         )
     return chosen
