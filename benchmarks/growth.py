@@ -120,17 +120,19 @@ def checkpoints(size: int) -> float:
     import jax.numpy as jnp
 
     from maelm_jax.training import checkpoint
+    from maelm_jax.training.workdir import Workdir
 
     state = {"params": {"kernel": jnp.zeros((256, 256))}}
     with tempfile.TemporaryDirectory() as folder:
-        before = checkpoint.Checkpoints(folder, keep=size + 1)
+        workdir = Workdir(folder)
+        before = checkpoint.Checkpoints(workdir, keep=size + 1)
         for step in range(1, size + 1):
             before.save(step, state)
         before.wait()
         before.close()
         start = time.process_time()
-        after = checkpoint.Checkpoints(folder, keep=size + 1)
-        assert checkpoint.restore_newest(folder, state).step == size
+        after = checkpoint.Checkpoints(workdir, keep=size + 1)
+        assert checkpoint.restore_newest(workdir, state).step == size
         after.save(size + 1, state)
         after.wait()
         seconds = time.process_time() - start

@@ -44,9 +44,9 @@ def main(argv: list[str]) -> int:
     from maelm_jax.analysis import report, runs
     from maelm_jax.data import packing
     from maelm_jax.training import run_rows
-    from maelm_jax.training.workdir import REPORTING, require_writable_by
+    from maelm_jax.training.workdir import REPORTING
 
-    require_writable_by(args.workdir, REPORTING)
+    args.workdir.require_writable_by(REPORTING)
     # Open every run before measuring any, so that a bad run is reported at once.
     if args.encoders:
         opened = runs.open_encoders(cli.listed("--encoders", args.encoders), args.text)

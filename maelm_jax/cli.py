@@ -139,6 +139,10 @@ def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arg
             setattr(args, name, os.path.expanduser(path))  # bash leaves the ~ of --workdir=~/runs
             if name != "workdir":
                 storage.require_local(path)
+    if args.workdir is not None:
+        from maelm_jax.training.workdir import Workdir  # takes a second
+
+        args.workdir = Workdir(args.workdir)
     return Arguments(args, bindings)
 
 
@@ -155,16 +159,12 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
                 "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), "
                 "or --workdir=RUN of a run that was started before"
             )
-        from maelm_jax.training import run_record  # imports JAX
-        from maelm_jax.training.workdir import RUNS, kind_of
-
-        record = run_record.fetch(args.workdir) / gin_files.RECORD
-        if kind_of(record.parent) not in RUNS:
-            raise ConfigError(
-                f"{run_record.no_run(args.workdir)}. "
-                "Name another --workdir, or start this one: train with --gin_file=FILE, as tiny.gin"
-            )
-        args.gin_file, args.run = [str(record)], args.workdir
+        args.workdir.fetch()
+        args.workdir.require_run(
+            remedy=". Name another --workdir, or start this one: train with --gin_file=FILE, as "
+            "tiny.gin"
+        )
+        args.gin_file, args.run = [str(args.workdir.settings_file)], args.workdir
     experiment = gin_files.load(args.gin_file, bindings, runs_modules=True)
     return Command(args, experiment)
 

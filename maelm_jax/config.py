@@ -990,6 +990,11 @@ class Experiment:
         return dataclasses.replace(self, **{name: getattr(model, name) for name in names})
 
     @property
+    def tokens_per_step(self) -> int:
+        """The tokens of the rows of a step, with padding."""
+        return self.run.batch_size * self.corpus.sequence_length
+
+    @property
     def evaluated(self) -> typing.Self:
         """Settings of evaluations and rank measurements. Their mask rate is the held-out one."""
         masking = self.objective.masking

@@ -111,7 +111,7 @@ def _score_pairs(args: argparse.Namespace) -> int:
         for step in _steps(path, args):
             encoder = Encoder.load(path, step)
             encoder.check_predicts(path)
-            name = scoring.name_model(checkpoint.split_name(path).workdir, encoder.step)
+            name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
             scores[name] = pairs.score(encoder, read, name, args.temperature)
     if args.floor:
         scores |= _score_floor(paths[0], read, args.temperature)
@@ -139,7 +139,7 @@ def _probe(args: argparse.Namespace) -> int:
     for path in cli.listed("--models", args.models):
         for step in _steps(path, args):
             encoder = Encoder.load(path, step)
-            name = scoring.name_model(checkpoint.split_name(path).workdir, encoder.step)
+            name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
             encoders[name] = encoder
     scores = []
     for data in tasks:
@@ -173,12 +173,11 @@ def _score_floor(path: str, read: list, temperature: float) -> dict:
 def _steps(path: str, args: argparse.Namespace) -> list[int | None]:
     """Returns the steps of a model's checkpoints that are measured. None is the newest."""
     from maelm_jax.training import checkpoint
-    from maelm_jax.training.workdir import RUNS, kind_of
 
     workdir, step = checkpoint.choose_step(path, args.step)
     if args.all_steps and step is not None:
         raise config.ConfigError(f"--models={path} names a step: leave it or --all_steps out")
-    if args.all_steps and kind_of(workdir) in RUNS:
+    if args.all_steps and workdir.is_run:
         return checkpoint.all_steps(workdir)
     return [step]
 

@@ -53,19 +53,21 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _kept_checkpoints(workdir: str, step: int | None) -> dict[str, int]:
+def _kept_checkpoints(name: str, step: int | None) -> dict[str, int]:
     """Returns {name of its folder: step} of the checkpoints that a run keeps and has.
 
-    Raises ConfigError if `step` is given, `workdir` is no run, or it has none.
+    Raises ConfigError if `step` is given, `name` is no run, or it has none.
     """
-    from maelm_jax.training import checkpoint, kept_steps, run_record, run_rows
+    from maelm_jax.training import checkpoint, kept_steps, run_rows
+    from maelm_jax.training.workdir import Kind
 
-    if step is not None or checkpoint.split_name(workdir).step is not None:
+    workdir, named = checkpoint.split_name(name)
+    if step is not None or named is not None:
         raise config.ConfigError("--all_kept exports many steps: leave --step and @STEP out")
-    run_record.fetch(workdir)
-    experiment = run_record.read_settings(workdir)
-    if experiment is None or experiment.finetune:
+    workdir.fetch()
+    if workdir.kind is not Kind.RUN:
         raise config.ConfigError(f"--all_kept: {workdir} is no run of pretraining")
+    experiment = workdir.read_settings()
     saved = checkpoint.all_steps(workdir)
     kept = kept_steps.by_name(experiment.run, run_rows.words_per_row(workdir))
     present = {name: step for name, step in kept.items() if step in saved}
@@ -84,7 +86,7 @@ def _export(args: argparse.Namespace, step: int | None, output: str):
     metadata = dict(_metadata(entry) for entry in args.metadata)
     found = source.find_encoder(args.workdir, step)
     loaded = encoder.Encoder.read(found)
-    export.check_format(args.format, loaded, args.workdir)
+    export.check_format(args.format, loaded, str(args.workdir))
     if args.dtype == "bfloat16":
         loaded = loaded.round_weights()  # what is compared with the folder
     verification = _why_unverified(args.verify, args.format)

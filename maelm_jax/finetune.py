@@ -34,7 +34,6 @@ checkpoints. Finished runs are skipped. The exit status is that of maelm_jax.tra
 
 import argparse
 import logging
-import pathlib
 
 from maelm_jax import cli, config, storage
 
@@ -156,14 +155,14 @@ def _train(args: argparse.Namespace, bindings: list[str]):
         )
     names = cli.listed("--init_from", args.init_from)
     storage.require_local(args.workdir)
-    cli.require_writable("--workdir", f"{args.workdir}/config.gin")
+    cli.require_writable("--workdir", str(args.workdir.settings_file))
 
     from maelm_jax.finetuning import grid
-    from maelm_jax.training.workdir import FINETUNING, require_writable_by
+    from maelm_jax.training.workdir import FINETUNING
 
-    require_writable_by(args.workdir, FINETUNING)
+    args.workdir.require_writable_by(FINETUNING)
     plan = grid.plan(names, args.gin_file, bindings, args.step)
-    grid.run_all(pathlib.Path(args.workdir), plan)
+    grid.run_all(args.workdir, plan)
 
 
 def command():

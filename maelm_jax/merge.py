@@ -13,14 +13,14 @@ of an optimiser, so no training resumes it or goes on from it with Run.continue_
 """
 
 import os
-import pathlib
 import shutil
 import typing
 
-from maelm_jax import cli, config, gin_files, storage
+from maelm_jax import cli, config, storage
 
 if typing.TYPE_CHECKING:
     from maelm_jax.encoders import source
+    from maelm_jax.training.workdir import Workdir
 
 
 def main(argv: list[str]) -> int:
@@ -37,38 +37,41 @@ def main(argv: list[str]) -> int:
     import numpy as np
 
     from maelm_jax.encoders import export, source
-    from maelm_jax.training import checkpoint, run_record, run_rows
+    from maelm_jax.training import checkpoint
+    from maelm_jax.training.workdir import Workdir
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
     found = [source.find_encoder(name) for name in names]
     check_alike(found)
-    tokens = [run_record.trained_tokens(one.path, one.step) for one in found]
+    tokens = [one.workdir.trained_tokens(one.step) for one in found]
     most = found[tokens.index(max(tokens))]
 
     total: dict = {}
     for one in found:
-        part = checkpoint.read_params(one.path, one.step)
+        part = checkpoint.read_params(one.workdir, one.step)
         part = jax.tree.map(lambda leaf: leaf.astype(np.float64), part)
         total = jax.tree.map(np.add, total, part) if total else part
     mean = jax.tree.map(lambda leaf: (leaf / len(found)).astype(np.float32), total)
 
     with export.write_atomically(args.workdir) as folder:
-        checkpoints = checkpoint.Checkpoints(str(folder))
+        merged = Workdir(folder)
+        checkpoints = checkpoint.Checkpoints(merged)
         checkpoints.save(most.step, {"params": mean, "step": np.asarray(most.step)})
         checkpoints.wait()
         checkpoints.close()
-        for name in (run_rows.FILE, run_record.PARENT, source.ORIGIN):
-            if (file := pathlib.Path(most.path, name)).is_file():
+        begun = most.workdir
+        for file in (begun.rows_file, begun.parent_file, begun.origin_file):
+            if file.is_file():
                 shutil.copy(file, folder)
-        run_record.write_start(folder, most.experiment, most.loaded_vocabulary, most.step)
+        merged.write_start(most.experiment, most.loaded_vocabulary, most.step)
     print(f"{args.workdir}: the mean of {', '.join(names)}, as step {most.step}")
     return 0
 
 
-def check_output(workdir: str):
+def check_output(workdir: "Workdir"):
     """Raises ConfigError if no new workdir can be written at `workdir`."""
     storage.require_local(workdir)
-    cli.require_writable("--workdir", f"{workdir}/{gin_files.RECORD}")
+    cli.require_writable("--workdir", str(workdir.settings_file))
     if os.path.isdir(workdir) and os.listdir(workdir):
         raise config.ConfigError(f"--workdir={workdir} is not empty. Give a new folder")
 
@@ -77,7 +80,7 @@ def check_alike(found: list["source.EncoderSource"]):
     """Raises ConfigError unless all are runs of pretraining with one model and one vocabulary."""
     first = found[0]
     for one in found:
-        if one.experiment is None or one.experiment.finetune:
+        if one.workdir is None or one.experiment.finetune:
             raise config.ConfigError(f"--checkpoints: {one.path} is no workdir of pretraining")
         changes = config.changes(first.experiment, one.experiment)
         wrong = [

@@ -28,12 +28,13 @@ import functools
 import math
 import typing
 
-from maelm_jax import cli, config, storage, tables
+from maelm_jax import cli, config, tables
 from maelm_jax.planning import targets
 from maelm_jax.planning.targets import GIB
 
 if typing.TYPE_CHECKING:  # imports JAX, which targets.start_compiler configures
     from maelm_jax.planning.estimate import Plan
+    from maelm_jax.training.workdir import Workdir
 
 MOST_COMPILATIONS = 6  # of one search for the largest microbatch
 USABLE = 0.99  # share of the memory that the search aims at
@@ -89,7 +90,7 @@ def main(argv: list[str]) -> int:
     return 0 if plan.fits is not False else 1
 
 
-def dry_run(experiment: config.Experiment, workdir: str) -> int:
+def dry_run(experiment: config.Experiment, workdir: "Workdir") -> int:
     """Prints parameters, FLOPs, memory and collectives of a run on the devices of this process.
 
     No array is allocated, and no data is read. The size of the vocabulary is that of the file in
@@ -100,11 +101,11 @@ def dry_run(experiment: config.Experiment, workdir: str) -> int:
     from maelm_jax.data import vocabularies
     from maelm_jax.planning import estimate
     from maelm_jax.pretraining import objective, summary
-    from maelm_jax.training import run_record, sharding
+    from maelm_jax.training import sharding
 
-    vocabulary, folder = experiment.vocabulary, storage.local_path(workdir) / run_record.VOCABULARY
-    if vocabularies.files_in(folder):
-        vocabulary = dataclasses.replace(vocabulary, file=str(folder))
+    vocabulary = experiment.vocabulary
+    if workdir.has_vocabulary:
+        vocabulary = dataclasses.replace(vocabulary, file=str(workdir.vocabulary_folder))
     sized = vocabularies.with_size_of_file(vocabulary)
     experiment = dataclasses.replace(experiment, vocabulary=sized)
     mesh = sharding.make_mesh(experiment.mesh)

@@ -36,13 +36,12 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if args.run or experiment.run.init_from or experiment.run.continue_from:
         from maelm_jax.pretraining import start  # imports JAX
-        from maelm_jax.training import run_record
 
-        run_record.fetch(args.workdir)
+        args.workdir.fetch()
         starting_point = start.find_starting_point(experiment, args.workdir)
         experiment = starting_point.experiment
         if not args.run:
-            run_record.check_settings(args.workdir, experiment)
+            start.check_settings(args.workdir, experiment)
         vocabulary = start.choose_vocabulary(args.workdir, starting_point)
     else:
         vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, experiment.corpus)

@@ -157,6 +157,11 @@ def read_json(path: str | os.PathLike) -> typing.Any:
         return json.loads(read_bytes(path))
 
 
+def write_json(path: str | os.PathLike, content: typing.Any):
+    """Writes a JSON file atomically."""
+    write(path, json.dumps(content, indent=1) + "\n")
+
+
 def try_lock(file: typing.BinaryIO | int, shared: bool = False) -> bool:
     """Locks an open file with flock(2), until it is closed or the process ends.
 
@@ -227,7 +232,7 @@ def in_bucket(path: str | os.PathLike) -> bool:
     return False
 
 
-def require_local(path: str):
+def require_local(path: str | os.PathLike):
     """Raises ConfigError if `path` is in a bucket, for code that supports local folders only."""
     if in_bucket(path):
         raise ConfigError(

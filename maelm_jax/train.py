@@ -21,7 +21,7 @@ checkpoint, and so does Ctrl-C in a run of one process.
 import logging
 import time
 
-from maelm_jax import cli, config, storage
+from maelm_jax import cli, config
 
 
 def main(argv: list[str]) -> int:
@@ -51,30 +51,30 @@ def main(argv: list[str]) -> int:
         raise config.ConfigError(
             "train pretrains: give the finetune files to python -m maelm_jax.finetune"
         )
-    if args.workdir.startswith("s3://"):
+    if args.workdir.path.startswith("s3://"):
         raise config.ConfigError(
             f"--workdir={args.workdir}: Orbax writes no checkpoints to s3://; "
             "give gs://..., or a folder on a disk that all processes share"
         )
-    if not storage.in_bucket(args.workdir):
-        cli.require_writable("--workdir", f"{args.workdir}/config.gin")
+    if not args.workdir.in_bucket:
+        cli.require_writable("--workdir", str(args.workdir.settings_file))
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
 
     from maelm_jax import plan
     from maelm_jax.pretraining import run, start
-    from maelm_jax.training import distributed, run_record
-    from maelm_jax.training.workdir import PRETRAINING, require_writable_by
+    from maelm_jax.training import distributed
+    from maelm_jax.training.workdir import PRETRAINING
 
-    require_writable_by(args.workdir, PRETRAINING)
+    args.workdir.require_writable_by(PRETRAINING)
     with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
-        distributed.check_same_start(experiment, args.workdir)
+        distributed.check_same_start(experiment, str(args.workdir))
         if args.dry_run:
-            run_record.fetch(args.workdir)
+            args.workdir.fetch()
             found = start.find_starting_point(experiment, args.workdir)
             with_vocabulary = found.parent.workdir if found.parent else args.workdir
             return plan.dry_run(found.experiment, with_vocabulary)
-        with run_record.locked(args.workdir):
+        with args.workdir.locked():
             run.pretrain(args.workdir, experiment, args.accept_new_data, began, args.profile)
     return 0
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from maelm_jax.training import checkpoint, step
+from maelm_jax.training.workdir import Workdir
 
 SIZES = (40, 60)
 
@@ -17,7 +18,7 @@ def state_of(number: int, sizes: tuple[int, int] = SIZES) -> step.State:
 
 
 def write(workdir: pathlib.Path, *numbers: int):
-    checkpoints = checkpoint.Checkpoints(str(workdir))
+    checkpoints = checkpoint.Checkpoints(Workdir(workdir))
     for number in numbers:
         checkpoints.save(number, state_of(number))
         checkpoints.wait()
@@ -25,7 +26,7 @@ def write(workdir: pathlib.Path, *numbers: int):
 
 
 def restore(workdir: pathlib.Path, like: step.State | None = None):
-    return checkpoint.restore_newest(str(workdir), state_of(0) if like is None else like)
+    return checkpoint.restore_newest(Workdir(workdir), state_of(0) if like is None else like)
 
 
 def content(folder: pathlib.Path) -> dict[str, bytes]:

@@ -22,6 +22,8 @@ import time
 import numpy as np
 from testing import ROOT, english, environment, metrics, training
 
+from maelm_jax.training.workdir import Workdir
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -96,7 +98,7 @@ def parameters(workdir: pathlib.Path) -> dict[str, bytes]:
 
     from maelm_jax.training import checkpoint
 
-    params = checkpoint.read_params(str(workdir))
+    params = checkpoint.read_params(Workdir(workdir))
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {jax.tree_util.keystr(keys): np.asarray(leaf).tobytes() for keys, leaf in leaves}
 

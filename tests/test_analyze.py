@@ -15,6 +15,7 @@ from maelm_jax.analysis import report as reports
 from maelm_jax.data import vocabulary_training
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
+from maelm_jax.training.workdir import Workdir
 
 WIDTH = 16  # of the models here
 
@@ -56,7 +57,7 @@ def workdir(text: pathlib.Path, path: pathlib.Path, *more: str) -> str:
 
 
 def save(path: pathlib.Path, step: int, params: dict):
-    store = checkpoint.Checkpoints(str(path))
+    store = checkpoint.Checkpoints(Workdir(path))
     store.save(step, {"step": jnp.asarray(step), "params": params})
     store.close()
 
@@ -159,7 +160,7 @@ def test_every_checkpoint_is_measured_with_its_own_weights(text, tmp_path, monke
     """--all_steps gives for each step the ranks that --step gives, and those of the newest as without it."""
     path = tmp_path / "mae"
     run = workdir(text, path)
-    params = checkpoint.read_params(run, 7)
+    params = checkpoint.read_params(Workdir(run), 7)
     params["encoder"]["blocks"]["feed_forward_norm"]["scale"][:, 4:] = 0  # four dimensions are left
     save(path, 3, params)
     flags = [f"--runs={run}", "--tokens=6000", "--sets=3", "--tau=0.99"]

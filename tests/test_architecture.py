@@ -57,6 +57,21 @@ def test_no_import_runs_upwards():
     assert not upwards
 
 
+# Names of files in a run's folder. "vocabulary" is also a key of JSON files.
+RECORDS = {"config.gin", "environment.txt", "rows.json", "parent.json", "origin.json", "metrics.jsonl", "tensorboard", "loss_curve.png"}
+RECORDS |= {"run.lock", "inputs.json", "results.json", "checkpoints", "unfinished"}
+
+
+def test_names_of_records_stand_in_one_module():
+    named = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and node.value in RECORDS:
+                named.setdefault(node.value, set()).add(module)
+    assert named.pop("config.gin") == {"maelm_jax.gin_files"}  # which tells a record from a file that a person writes
+    assert named == {name: {"maelm_jax.training.workdir"} for name in RECORDS - {"config.gin"}}
+
+
 def test_no_import_circle():
     try:
         graphlib.TopologicalSorter({module: imports(path) - {module} for module, path in MODULES.items()}).prepare()

@@ -71,7 +71,7 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     """bash does not expand it in --workdir=~/runs."""
     monkeypatch.setenv("HOME", str(tmp_path))
     args, _ = cli.arguments(cli.parser(""), ["--workdir=~/runs/x"])
-    assert args.workdir == f"{tmp_path}/runs/x"
+    assert str(args.workdir) == f"{tmp_path}/runs/x"
     args, _ = cli.arguments(finetune._flags(), ["--predict=~/new.tsv", "--submission=~/glue.zip"])
     assert (args.predict, args.submission) == (f"{tmp_path}/new.tsv", f"{tmp_path}/glue.zip")
     (tmp_path / "train.tsv").touch()

@@ -16,7 +16,8 @@ from testing import ROOT, environment
 
 from maelm_jax import gin_files
 from maelm_jax.encoders import source
-from maelm_jax.training import metrics, run_record
+from maelm_jax.training import metrics
+from maelm_jax.training.workdir import Workdir
 
 FOLDERS = (ROOT / "launch", ROOT / "configs" / "recipes")
 SCRIPTS = sorted(path for folder in FOLDERS for path in folder.iterdir() if path.suffix in (".sh", ".sbatch"))
@@ -165,10 +166,10 @@ def test_three_phases_go_on_from_each_other(text, tmp_path, monkeypatch):
     done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=names)
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)  # the parents have relative paths
-    curves = run_record.loss_curves("phases/decay")
+    curves = metrics.read_curves(Workdir("phases/decay"))
     assert [curve.first_token for curve in curves] == [0, 6 * 8 * 64, 9 * 8 * 64]
     stable, extend, decay = (
-        [line["learning_rate"] for line in metrics.read(f"phases/{name}") if "loss" in line] for name in ("stable", "extend", "decay")
+        [line["learning_rate"] for line in metrics.read(Workdir(f"phases/{name}")) if "loss" in line] for name in ("stable", "extend", "decay")
     )
     assert stable[2:] + extend + decay[:1] == [stable[-1]] * 8 and 0 < decay[-1] < decay[1] < decay[0]
     model = source.find_encoder("phases/decay").model

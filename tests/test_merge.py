@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from testing import ROOT, call, training
 
-from maelm_jax.training import checkpoint, run_record
+from maelm_jax.training import checkpoint
+from maelm_jax.training.workdir import Workdir
 
 
 def merge(*names: str, workdir: pathlib.Path):
@@ -17,13 +18,13 @@ def merge(*names: str, workdir: pathlib.Path):
 
 
 def params_of(workdir: pathlib.Path, step: int | None = None) -> list[np.ndarray]:
-    return jax.tree.leaves(checkpoint.read_params(str(workdir), step))
+    return jax.tree.leaves(checkpoint.read_params(Workdir(workdir), step))
 
 
 def test_the_mean_of_two_checkpoints(uninterrupted, tmp_path):
     done = merge(f"{uninterrupted}@60", f"{uninterrupted}@20", workdir=tmp_path / "merged")
     assert done.status == 0, done.stderr
-    assert checkpoint.complete_steps(str(tmp_path / "merged")) == [60]
+    assert checkpoint.complete_steps(Workdir(tmp_path / "merged")) == [60]
     for newer, older, mean in zip(params_of(uninterrupted, 60), params_of(uninterrupted, 20), params_of(tmp_path / "merged"), strict=True):
         np.testing.assert_allclose(mean, 0.5 * newer + 0.5 * older, rtol=1e-5, atol=1e-7)
 
@@ -42,14 +43,14 @@ def test_the_mean_of_one_checkpoint_is_itself_and_commands_read_it(text, uninter
 
 
 def test_a_merge_that_fails_half_way_leaves_nothing_under_its_name(uninterrupted, tmp_path, monkeypatch):
-    merged, write_start = tmp_path / "merged", run_record.write_start
+    merged, write_start = tmp_path / "merged", Workdir.write_start
 
     def fail(*arguments):
         write_start(*arguments)
         assert not merged.exists(), "a process that is killed now would leave half a workdir"
         raise OSError(errno.ENOSPC, "No space left on device", str(merged))
 
-    monkeypatch.setattr(run_record, "write_start", fail)
+    monkeypatch.setattr(Workdir, "write_start", fail)
     assert merge(f"{uninterrupted}@60", workdir=merged).status == 1
     assert not list(tmp_path.iterdir())
     monkeypatch.undo()

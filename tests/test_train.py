@@ -11,6 +11,7 @@ from testing import STEPS, call, finish, metrics, repeated, send_when, start, st
 from maelm_jax import gin_files, load_encoder
 from maelm_jax.pretraining import summary
 from maelm_jax.training.metrics import Writer
+from maelm_jax.training.workdir import Workdir
 
 
 def test_a_run_leaves_what_it_promises(uninterrupted):
@@ -99,7 +100,7 @@ def test_with_unigram_bias_the_loss_starts_near_the_unigram_cross_entropy(text, 
 
 def test_a_run_that_a_signal_stopped_at_its_last_step_says_that_it_is_not_evaluated(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": 5.1, "eval_loss": 5.0}\n{"step": 3, "loss": 5.0}\n')
-    summary.report_result(str(tmp_path), gin_files.load(["tiny.gin"], ["TRAIN_STEPS=3"]), 0.0, baseline=None)
+    summary.report_result(Workdir(tmp_path), gin_files.load(["tiny.gin"], ["TRAIN_STEPS=3"]), 0.0, baseline=None)
     assert "step 3" in capsys.readouterr().out
 
 

@@ -13,7 +13,8 @@ from testing import ROOT, english, finish, repeated, send_when, start, steps_of,
 
 from maelm_jax import cli, config, gin_files, storage
 from maelm_jax.pretraining.start import find_starting_point
-from maelm_jax.training import checkpoint, run_record
+from maelm_jax.training import checkpoint
+from maelm_jax.training.workdir import Workdir
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::Warning"),  # of gcsfs and aiohttp, about loops that are not closed
@@ -29,19 +30,19 @@ def test_checkpoints_in_a_bucket(bucket, cache):
         assert done.returncode == 0, done.stdout
         return
     state, place = checkpoint_folders.state_of(3), f"{bucket}/runs/y"
-    assert checkpoint.restore_newest(place, state) is None
+    assert checkpoint.restore_newest(Workdir(place), state) is None
     checkpoint_folders.write(place, 3)
-    restored = checkpoint.restore_newest(place, state)
+    restored = checkpoint.restore_newest(Workdir(place), state)
     assert restored.step == 3 and checkpoint_folders.equal(restored.state, state)
-    assert checkpoint_folders.equal(checkpoint.read_params(place, 3), state.params)
+    assert checkpoint_folders.equal(checkpoint.read_params(Workdir(place), 3), state.params)
     with pytest.MonkeyPatch.context() as patch:  # the bucket keeps checksums itself: nothing is read for them
         patch.setattr(checkpoint.hashlib, "md5", None)
-        checkpoint.verify(checkpoint.folder_of(place) / "3")
+        checkpoint.verify(Workdir(place).checkpoints / "3")
     put(f"{place}/checkpoints/3/default/_METADATA", b"{}")
     with pytest.raises(checkpoint.Damaged, match="default/_METADATA"):
-        checkpoint.read_params(place, 3)
+        checkpoint.read_params(Workdir(place), 3)
     with pytest.raises(config.ConfigError, match="holds no checkpoint"):
-        checkpoint.read_params(f"{bucket}/runs/nothing")
+        checkpoint.read_params(Workdir(f"{bucket}/runs/nothing"))
 
 
 def test_a_run_in_a_bucket_that_has_a_checkpoint_needs_its_source_no_more(bucket, cache):
@@ -49,19 +50,20 @@ def test_a_run_in_a_bucket_that_has_a_checkpoint_needs_its_source_no_more(bucket
     place = f"{bucket}/runs/continued"
     experiment = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'"])
     with pytest.raises(config.ConfigError, match="/nowhere/encoder"):
-        find_starting_point(experiment, place)
+        find_starting_point(experiment, Workdir(place))
     recorded = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'", "Encoder.layers=3"])
     put(f"{place}/config.gin", gin_files.render(recorded).encode())
     put(f"{place}/vocabulary/sentencepiece.model", b"of the source")
     put(f"{place}/checkpoints/20/_CHECKPOINT_METADATA", b"{}")
     newest_step = runpy.run_path(str(ROOT / "launch" / "newest_step.py"))["newest_step"]
     with pytest.raises(config.ConfigError, match="/nowhere/encoder"):
-        find_starting_point(experiment, place)  # the write of this checkpoint was cut off
+        find_starting_point(experiment, Workdir(place))  # the write of this checkpoint was cut off
     assert newest_step(place) == 0
     put(f"{place}/checkpoints/20/commit_success.txt", b"")
     assert newest_step(place) == 20
-    assert (run_record.fetch(place) / "vocabulary" / "sentencepiece.model").read_bytes() == b"of the source"
-    resolved = find_starting_point(experiment, place)
+    Workdir(place).fetch()
+    assert (Workdir(place).folder / "vocabulary" / "sentencepiece.model").read_bytes() == b"of the source"
+    resolved = find_starting_point(experiment, Workdir(place))
     assert resolved.encoder is None and resolved.experiment.model.encoder.layers == 3
 
 
@@ -75,10 +77,10 @@ def test_a_run_in_a_bucket_that_exists_needs_its_workdir_only(bucket, cache):
 
 
 def test_the_lock_of_a_workdir_in_a_bucket_is_this_machine_s_own(bucket, cache):
-    with run_record.locked(f"{bucket}/runs/held"):
+    with Workdir(f"{bucket}/runs/held").locked():
         metrics = storage.local_path(f"{bucket}/runs/held") / "metrics.jsonl"
         metrics.write_text("{}\n")
-        run_record.fetch(f"{bucket}/runs/held")  # by another command on this machine
+        Workdir(f"{bucket}/runs/held").fetch()  # by another command on this machine
         assert metrics.exists()
         storage.send(f"{bucket}/runs/held")
     storage.fetch_files(f"{bucket}/runs/held", ("run.lock",))

@@ -1,13 +1,13 @@
 """Writes the output of `analyze`: ranks.json with every number, the figures, and report.md."""
 
 import json
-import pathlib
 
 import numpy as np
 
 from maelm_jax import config, storage, tables
 from maelm_jax.analysis import figures, ranks
 from maelm_jax.analysis.figures import KIND_LABELS
+from maelm_jax.training.workdir import Workdir
 
 RANKS_FILE = "ranks.json"
 DIGITS = 7  # the precision of sums in float32
@@ -17,13 +17,13 @@ DECODER_NOTE = (
 )
 
 
-def write(results: dict, workdir: str) -> str:
+def write(results: dict, workdir: Workdir) -> str:
     """Writes ranks.json, the figures and report.md into `workdir`.
 
     Returns:
         The main tables and the path of the report, as text to print.
     """
-    folder = pathlib.Path(workdir)
+    folder = workdir.folder
     folder.mkdir(parents=True, exist_ok=True)
     files = figures.draw(results, folder)
     storage.write(folder / RANKS_FILE, json.dumps(_rounded(results)) + "\n")
@@ -41,9 +41,9 @@ def _rounded(value):
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
-def check_folder(workdir: str, runs: list[str]):
+def check_folder(workdir: Workdir, runs: list[str]):
     """Raises ConfigError if `workdir` has a report of others than `runs`, the measured paths."""
-    path = pathlib.Path(workdir) / RANKS_FILE
+    path = workdir.folder / RANKS_FILE
     if not path.is_file():
         return
     with storage.reading(path):

@@ -8,7 +8,6 @@ import collections.abc
 import dataclasses
 import itertools
 import os
-import pathlib
 import typing
 
 import jax
@@ -18,11 +17,10 @@ import tqdm
 from maelm_jax import config, gin_files, storage
 from maelm_jax.analysis import moments, ranks
 from maelm_jax.data import batches, packing, prepare, vocabularies
-from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import attention, keys
-from maelm_jax.training import checkpoint, metrics, run_record, run_rows
-from maelm_jax.training.workdir import RUNS, kind_of
+from maelm_jax.training import checkpoint, metrics, run_rows
+from maelm_jax.training.workdir import Workdir
 
 # Masks of text that several encoders read: each is measured with [MASK] and without.
 OBJECTIVE = config.Objective(name="mlm")
@@ -54,13 +52,12 @@ def open_runs(
     opened = []
     for name in workdirs:
         storage.require_local(name)
-        path, chosen = checkpoint.choose_step(name, step)
-        if kind_of(path) not in RUNS:
-            raise config.ConfigError(run_record.no_run(path))
-        record = str(pathlib.Path(path) / gin_files.RECORD)
-        training = gin_files.load([record])
+        workdir, chosen = checkpoint.choose_step(name, step)
+        workdir.require_run()
+        training, record = workdir.read_settings(), str(workdir.settings_file)
         experiment = gin_files.load([record, *files], bindings)
-        opened.append(_measured(path, Encoder.load(path, chosen), experiment, training))
+        encoder = Encoder.load(workdir, chosen)
+        opened.append(_measured(workdir.path, encoder, experiment, training))
     return _with_unique_names(opened)
 
 
@@ -128,13 +125,13 @@ def read_heldout_rows(run: MeasuredRun, tokens: int) -> np.ndarray:
     Raises:
         ConfigError: There is no text to read.
     """
-    corpus, pretrained = run.experiment.corpus, run.path
+    corpus, pretrained = run.experiment.corpus, Workdir(run.path)
     if run.experiment.finetune and run.experiment.finetune.init_from:
         pretrained, _ = checkpoint.split_name(
             run.experiment.finetune.init_from.removeprefix(config.RANDOM)
         )
     recorded = run_rows.open_recorded(pretrained, corpus, run.vocabulary)
-    if not recorded and pretrained != run.path and not corpus.text_files:
+    if not recorded and pretrained.path != run.path and not corpus.text_files:
         raise config.ConfigError(
             f"{run.path} was fine-tuned from {pretrained}, which has no rows of text to measure "
             "on: give --gin.Corpus.text_files='books/*.txt'"
@@ -208,13 +205,13 @@ def measure(run: MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int
     layers = tqdm.trange(
         experiment.encoder.layers + 1, unit="layer", desc="eigenvalues", leave=False
     )
-    lines = metrics.read(run.path) if training else []
+    lines = metrics.read(Workdir(run.path)) if training else []
     return {
         "name": run.name,
         "workdir": run.path,
         "step": run.step,
         "started_from": started_from(experiment),
-        "started_step": source.read_record(run.path, source.INPUTS).get("start_step"),
+        "started_step": Workdir(run.path).read_inputs().get("start_step"),
         "encoder": dataclasses.asdict(experiment.encoder),
         "decoder": dataclasses.asdict(experiment.decoder) if experiment.decoder else None,
         "objective": training.objective.title if training else None,
@@ -255,7 +252,7 @@ def read_loss_curve(run: MeasuredRun) -> dict[str, list]:
     """
     names = ("tokens", "losses", "unigrams", "words", "hours")
     result: dict[str, list] = {name: [] for name in names}
-    curves = run_record.loss_curves(run.path, run.step) if run.training else []
+    curves = metrics.read_curves(Workdir(run.path), run.step) if run.training else []
     for curve in curves:
         if curve.evaluated != curves[-1].evaluated:
             continue
@@ -298,8 +295,9 @@ def measure_steps(
     """
     measure_batch = _compile(run, layers=(run.experiment.encoder.layers,))
     result = []
-    for step in checkpoint.all_steps(run.path):
-        if step not in checkpoint.all_steps(run.path):
+    workdir = Workdir(run.path)
+    for step in checkpoint.all_steps(workdir):
+        if step not in checkpoint.all_steps(workdir):
             continue  # the run still trains, and has removed it
         at_step = run._replace(step=step, params=Encoder.load(run.path, step).tree())
         moments_by_set = _measure_sets(at_step, measure_batch, rows, sets, seed)

@@ -286,7 +286,7 @@ def _describe_pretraining(source: EncoderSource) -> dict[str, str]:
     run, corpus = experiment.run, experiment.corpus
     heldout_rate = experiment.evaluated.objective.masking.rate
     started = run.continue_from or run.init_from
-    lines = [line for line in metrics.read(source.path) if line["step"] <= source.step]
+    lines = [line for line in metrics.read(source.workdir) if line["step"] <= source.step]
     trained = [line for line in lines if "loss" in line][-1:]
     losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in trained]
     losses += [

@@ -8,6 +8,7 @@ import typing
 import pydantic
 
 from maelm_jax import plotting, storage, tables
+from maelm_jax.training.workdir import Workdir
 
 CONFUSION = "confusion.png"
 MOST_SHOWN = 20  # classes of a confusion matrix that is printed or drawn
@@ -141,6 +142,11 @@ class Results:
         content = storage.read_json(path)
         with storage.reading(path):
             return pydantic.TypeAdapter(cls).validate_python(content)
+
+    @classmethod
+    def of_run(cls, workdir: Workdir) -> "Results | None":
+        """Reads the results of a run. Returns None if it has none yet."""
+        return cls.read(workdir.results_file) if workdir.results_file.is_file() else None
 
     def write(self, path: str | os.PathLike):
         """Writes a file. Under its name it is always complete."""

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from maelm_jax import config, gin_files, storage
+from maelm_jax import config, storage
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders import (
     decoder_file,
@@ -37,19 +37,8 @@ from maelm_jax.encoders import (
 )
 from maelm_jax.encoders.results import Results
 from maelm_jax.model import keys, maelm
-from maelm_jax.training import checkpoint, run_record, sharding
-from maelm_jax.training.workdir import PUBLISHED_WEIGHTS, RUNS, STOCK_CONFIG, Kind, kind_of
-
-# Of a fine-tuned run: the fingerprint of its data, with the checkpoint step of its encoder, and its
-# scores, which are written last.
-INPUTS, RESULTS = "inputs.json", "results.json"
-ORIGIN = "origin.json"  # of a run that started from an encoder
-
-
-def read_record(workdir: str | os.PathLike, name: str) -> dict[str, typing.Any]:
-    """Reads INPUTS or ORIGIN of a run. Returns {} if there is no such file."""
-    path = pathlib.Path(workdir) / name
-    return storage.read_json(path) if path.is_file() else {}
+from maelm_jax.training import checkpoint, sharding
+from maelm_jax.training.workdir import PUBLISHED_WEIGHTS, RUNS, STOCK_CONFIG, Kind, Workdir
 
 
 @dataclasses.dataclass(eq=False)
@@ -64,6 +53,7 @@ class EncoderSource:
         objective: What it was pretrained for, and what its encoder read of the masked tokens.
         vocabulary: The path for data.vocabularies.load; None if the source has no vocabulary.
         length: The longest input in tokens, with `<s>` and `</s>`.
+        workdir: The run; None for every other source.
         experiment: The settings of a workdir; None for every other source.
         step: The step of a workdir's checkpoint; None for every other source. If the newest was
             asked for, and the run prunes it before it is read, this becomes the newest of then.
@@ -80,12 +70,13 @@ class EncoderSource:
     length: int
     _read_tensors: collections.abc.Callable[[], dict[str, np.ndarray]]
     dropout: config.Dropout = dataclasses.field(default_factory=config.Dropout)
+    workdir: Workdir | None = None
     experiment: config.Experiment | None = None
     step: int | None = None
     results: Results | None = None
 
-    def write_origin(self, workdir: str | os.PathLike):
-        """Records this source in the workdir of a run that starts from it, as ORIGIN.
+    def write_origin(self, workdir: Workdir):
+        """Records this source in the workdir of a run that starts from it.
 
         The source may be moved, deleted or replaced while the run goes on.
         """
@@ -96,7 +87,7 @@ class EncoderSource:
             "length": self.length,
             "has_decoder": self.decoder is not None,
         }
-        storage.write(pathlib.Path(workdir) / ORIGIN, json.dumps(content, indent=1) + "\n")
+        storage.write_json(workdir.origin_file, content)
 
     @functools.cached_property
     def model(self) -> config.Model:
@@ -155,8 +146,8 @@ class EncoderSource:
                 f"{self.path} is a checkpoint without a vocabulary. Make a folder of it, named "
                 "model.pt, and its sentencepiece.model or tokenizer.json, and give the folder"
             )
-        if self.experiment:
-            return run_record.load_vocabulary(self.path)
+        if self.workdir:
+            return self.workdir.load_vocabulary()
         return vocabularies.load(self.vocabulary)
 
     def check_vocabulary(self, vocabulary: vocabularies.Vocabulary):
@@ -227,10 +218,10 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
             `step` is given.
     """
     storage.require_local(os.fspath(path))
-    path, step = checkpoint.choose_step(os.fspath(path), step)
-    folder, kind = pathlib.Path(path).expanduser(), kind_of(path)
+    place, step = checkpoint.choose_step(os.fspath(path), step)
+    path, folder, kind = place.path, place.folder, place.kind
     if kind in RUNS:
-        return find_workdir(str(folder), step)
+        return find_workdir(Workdir(folder), step)
     if step is not None and folder.exists():
         raise config.ConfigError(
             f"step {step}: {path} is no workdir, so it has no checkpoints by step. "
@@ -245,7 +236,7 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
         inner = folder / modules[0]["path"] if modules else folder
         with storage.reading(inner / STOCK_CONFIG):
             return dataclasses.replace(_find_stock_folder(inner), path=str(folder))
-    near = run_record.near(path)
+    near = place.describe_neighbours()
     if kind is not Kind.ABSENT:
         names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
         raise config.ConfigError(
@@ -255,41 +246,40 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
     raise config.ConfigError(f"{path}: no such file or folder{near}. Hub names are not downloaded")
 
 
-def find_workdir(path: str, wanted: int | None) -> EncoderSource:
-    """Finds the encoder of a run. `run_record.fetch` must have fetched a workdir in a bucket.
+def find_workdir(workdir: Workdir, wanted: int | None) -> EncoderSource:
+    """Finds the encoder of a run. `Workdir.fetch` must have fetched a workdir in a bucket.
 
     `wanted` is the step of its checkpoint; None: the newest. Raises ConfigError if it has no such
     checkpoint.
     """
-    folder = storage.local_path(path)
-    storage.require_own_files(folder)
-    experiment = gin_files.load([str(folder / gin_files.RECORD)])
-    results = Results.read(folder / RESULTS) if (folder / RESULTS).is_file() else None
-    origin = read_record(folder, ORIGIN)
-    step = checkpoint.pick_step(path, wanted)
+    storage.require_own_files(workdir.folder)
+    experiment = workdir.read_settings()
+    results, origin = Results.of_run(workdir), workdir.read_origin()
+    step = checkpoint.pick_step(workdir, wanted)
     length = experiment.corpus.sequence_length
     if origin:  # the encoder that the run started from may have trained further positions
-        with storage.reading(folder / ORIGIN):
+        with storage.reading(workdir.origin_file):
             length = max(length, origin["length"])
 
     def read_tensors():
-        found.step, tree = checkpoint.read_kept(path, found.step, wanted)
+        found.step, tree = checkpoint.read_kept(workdir, found.step, wanted)
         params = traverse_util.flatten_dict(tree, sep="/")
-        size = vocabularies.load(folder / "vocabulary").size
-        name = f"{path}, step {found.step}"
+        size = vocabularies.load(workdir.vocabulary_folder).size
+        name = f"{workdir}, step {found.step}"
         _check_shapes(params, _parameter_shapes(experiment.model, size), name)
         return params
 
     fields = config.field_names(config.Encoder)
     found = EncoderSource(
-        path=path,
+        path=str(workdir),
         kind="workdir",
         settings={name: getattr(experiment.encoder, name) for name in fields},
         decoder=experiment.decoder,
         objective=experiment.objective,
-        vocabulary=str(folder / "vocabulary"),
+        vocabulary=str(workdir.vocabulary_folder),
         length=(results and results.max_length) or length,
         _read_tensors=read_tensors,
+        workdir=workdir,
         experiment=experiment,
         step=step,
         results=results,

@@ -13,7 +13,7 @@ from maelm_jax.finetuning.labels import AnyOf, Labels, OneOf, Score
 from maelm_jax.finetuning.predict import FinishedModel, FinishedRun
 from maelm_jax.finetuning.sentence import SentenceTask
 from maelm_jax.finetuning.task import InputFormat
-from maelm_jax.training.workdir import RUNS, STOCK_CONFIG, kind_of
+from maelm_jax.training.workdir import STOCK_CONFIG, Workdir
 
 # Few shapes, because each is compiled: batches have the smallest rows that hold all texts, and
 # the smallest multiple of the length by a power of two.
@@ -48,10 +48,10 @@ class Classifier:
     @classmethod
     def load(cls, path: str | os.PathLike) -> typing.Self:
         """Loads a classifier as `maelm_jax.load_classifier`."""
-        folder = pathlib.Path(path).expanduser()
-        if kind_of(folder) not in RUNS and (folder / STOCK_CONFIG).is_file():
-            return cls(ExportedModel(folder))
-        run = FinishedRun(str(folder), [], "load_classifier")
+        workdir = Workdir(pathlib.Path(path).expanduser())
+        if not workdir.is_run and (workdir.folder / STOCK_CONFIG).is_file():
+            return cls(ExportedModel(workdir.folder))
+        run = FinishedRun(workdir, [], "load_classifier")
         if not isinstance(run.task, SentenceTask):
             raise config.ConfigError(
                 f"{path} is of the task {run.task.name}, no classifier of texts. Use "

@@ -14,8 +14,7 @@ import typing
 
 import numpy as np
 
-from maelm_jax import config, gin_files, storage
-from maelm_jax.encoders import source
+from maelm_jax import config, gin_files
 from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning import (
     glue,
@@ -29,8 +28,8 @@ from maelm_jax.finetuning import (
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.session import Run, Session
 from maelm_jax.finetuning.task import InputFormat, Task
-from maelm_jax.training import attention_report, loop, run_record, sharding
-from maelm_jax.training.workdir import RUNS, kind_of
+from maelm_jax.training import attention_report, loop, sharding
+from maelm_jax.training.workdir import Workdir
 
 KINDS = (sentence.SentenceTask, question.QuestionTask, token.TokenTask)
 BASE = "finetune/base.gin"
@@ -151,10 +150,10 @@ def all_runs(planned: Planned, current: Session) -> list[config.Experiment]:
     ]
 
 
-def run_all(folder: pathlib.Path, plan: list[Planned]):
+def run_all(workdir: Workdir, plan: list[Planned]):
     """Does all runs that are not finished.
 
-    The workdir `folder` is that of the run, if it is a single run and no table is there. Else it
+    The workdir is that of the run, if it is a single run and no table is there. Else it
     gets the table and a folder ENCODER/TASK/CELL/seedN for each run. The results of other pairs in
     a table that is there already are kept.
 
@@ -164,10 +163,12 @@ def run_all(folder: pathlib.Path, plan: list[Planned]):
         Diverged: The single run diverged.
     """
     began = time.perf_counter()
-    with run_record.locked(str(folder)):
-        reports = _earlier_reports(folder, plan)
+    with workdir.locked():
+        reports = _earlier_reports(workdir, plan)
         # A run beside a table is one of the table.
-        as_table = len(plan) > 1 or plan[0].is_listed or (folder / table.JSON_FILE).is_file()
+        as_table = (
+            len(plan) > 1 or plan[0].is_listed or (workdir.folder / table.JSON_FILE).is_file()
+        )
         # What is wrong with its data is said before anything is written.
         key, current = session_key(plan[0]), open_session(plan[0])
         for planned in plan:
@@ -175,36 +176,36 @@ def run_all(folder: pathlib.Path, plan: list[Planned]):
                 current = None  # before the next one is made, to free its memory
                 key, current = session_key(planned), open_session(planned)
             is_single = not as_table and len(all_runs(planned, current)) == 1
-            if not is_single and kind_of(folder) in RUNS:
+            if not is_single and workdir.is_run:
                 raise config.ConfigError(
-                    f"{folder} holds a single run: give another --workdir for a table or a grid"
+                    f"{workdir} holds a single run: give another --workdir for a table or a grid"
                 )
-            reports[planned.label][planned.task] = _run_grid(current, planned, folder, is_single)
+            reports[planned.label][planned.task] = _run_grid(current, planned, workdir, is_single)
             if not is_single:
                 # After every task, so that a stopped command leaves the table of what is done.
-                table.write(reports, folder, [one.task for one in plan])
+                table.write(reports, workdir, [one.task for one in plan])
     if is_single:
-        print(session.describe_results(folder))
+        print(session.describe_results(workdir))
     else:
-        print(f"{table.markdown(reports)}\n{folder / table.MARKDOWN_FILE}")
+        print(f"{table.markdown(reports)}\n{workdir.folder / table.MARKDOWN_FILE}")
     print(f"{time.perf_counter() - began:.0f} s in all")
 
 
-def _earlier_reports(folder: pathlib.Path, plan: list[Planned]) -> table.Reports:
-    """Returns the reports of the table in `folder`, with a row for each encoder of `plan`.
+def _earlier_reports(workdir: Workdir, plan: list[Planned]) -> table.Reports:
+    """Returns the reports of the table in `workdir`, with a row for each encoder of `plan`.
 
     Raises:
         ConfigError: The table has another encoder of that name, or another checkpoint of it.
     """
-    reports = {label: by_task for label, by_task in table.read(folder).items() if by_task}
+    reports = {label: by_task for label, by_task in table.read(workdir).items() if by_task}
     for planned in plan:
         wanted = {"init_from": planned.encoder.name, "start_step": planned.encoder.step}
         for report in reports.setdefault(planned.label, {}).values():
             recorded = {name: report[name] for name in wanted}
             if recorded != wanted:
                 raise config.ConfigError(
-                    f"{folder / table.JSON_FILE}: {planned.label} is {recorded}, not {wanted}. "
-                    "Give that --init_from and --step, or another --workdir"
+                    f"{workdir.folder / table.JSON_FILE}: {planned.label} is {recorded}, not "
+                    f"{wanted}. Give that --init_from and --step, or another --workdir"
                 )
     return reports
 
@@ -228,7 +229,7 @@ def open_session(planned: Planned) -> Session:
     for run in runs:
         sharding.check_mesh(run, current.model.mesh)
     print(describe_data(current, planned))
-    lengths = Run(current, runs[0], planned.encoder, pathlib.Path()).lengths
+    lengths = Run(current, runs[0], planned.encoder, Workdir("")).lengths
     print(attention_report.describe_encoder(experiment, lengths, current.model.mesh), flush=True)
     return current
 
@@ -249,7 +250,7 @@ def describe_data(current: Session, planned: Planned) -> str:
     return "\n".join(f"{planned.task}: {line}" for line in [*lines, *current.task.notes])
 
 
-def _run_grid(current: Session, planned: Planned, folder: pathlib.Path, is_single: bool) -> dict:
+def _run_grid(current: Session, planned: Planned, workdir: Workdir, is_single: bool) -> dict:
     """Does all runs of a grid that are not finished. Only the chosen cell keeps its models.
 
     Returns:
@@ -261,7 +262,7 @@ def _run_grid(current: Session, planned: Planned, folder: pathlib.Path, is_singl
     for number, experiment in enumerate(runs, start=1):
         cell, seed = name_cell(experiment.finetune.grid), f"seed{experiment.run.seed}"
         place = "." if is_single else str(pathlib.Path(planned.label, planned.task, cell, seed))
-        run = Run(current, experiment, planned.encoder, folder / place)
+        run = Run(current, experiment, planned.encoder, Workdir(workdir.folder / place))
         result = finished(run)
         if result is None:
             title = f"{planned.task} {planned.label} {cell} {seed} ({number} of {len(runs)})"
@@ -272,8 +273,9 @@ def _run_grid(current: Session, planned: Planned, folder: pathlib.Path, is_singl
             complete = [best, cell] if best else [cell]
             best = max(complete, key=lambda name: median(results[name]))  # of equal ones the first
             for other in itertools.chain(*(results[name] for name in complete if name != best)):
-                shutil.rmtree(folder / other.place / "checkpoints", ignore_errors=True)
-    return _report(current, planned, results, folder)
+                lost = Workdir(workdir.folder / other.place)
+                shutil.rmtree(lost.checkpoints, ignore_errors=True)
+    return _report(current, planned, results, workdir)
 
 
 def _train(run: Run, is_single: bool) -> Results:
@@ -293,8 +295,8 @@ def _train(run: Run, is_single: bool) -> Results:
             cell=session.cell_of(run.experiment.finetune.grid),
             diverged=str(error),
         )
-        result.write(run.folder / source.RESULTS)
-        shutil.rmtree(run.folder / session.UNFINISHED, ignore_errors=True)
+        result.write(run.workdir.results_file)
+        shutil.rmtree(run.workdir.unfinished.folder, ignore_errors=True)
         return result
 
 
@@ -305,28 +307,27 @@ def finished(run: Run) -> Results | None:
         ConfigError: The folder holds a run with other settings, on other data, or from another
             checkpoint of its encoder.
     """
-    folder = run.folder
-    record, inputs = folder / gin_files.RECORD, folder / source.INPUTS
-    if not record.exists():
+    workdir = run.workdir
+    settings = workdir.read_settings()
+    if settings is None:
         return None
-    changed = config.differences(gin_files.load([str(record)]), run.experiment)
-    if inputs.exists():
-        recorded = storage.read_json(inputs)
+    changed = config.differences(settings, run.experiment)
+    if recorded := workdir.read_inputs():
         changed += [
-            f"{name} ({inputs.name}): {recorded[name]} -> {value}"
+            f"{name} ({workdir.inputs_file.name}): {recorded[name]} -> {value}"
             for name, value in run.inputs.items()
             if recorded[name] != value
         ]
     if changed:
         raise config.ConfigError(
-            f"{folder} holds a run with other settings, data or checkpoint ({'; '.join(changed)}): "
-            "give another --workdir, or the same settings"
+            f"{workdir} holds a run with other settings, data or checkpoint "
+            f"({'; '.join(changed)}): give another --workdir, or the same settings"
         )
-    if not (folder / source.RESULTS).exists():
+    if not workdir.results_file.exists():
         return None
     # The folder remains when a kill came after the results were written and before its removal.
-    shutil.rmtree(folder / session.UNFINISHED, ignore_errors=True)
-    return Results.read(folder / source.RESULTS)
+    shutil.rmtree(workdir.unfinished.folder, ignore_errors=True)
+    return Results.of_run(workdir)
 
 
 def median(results: list[Finished]) -> float:
@@ -340,7 +341,7 @@ def median(results: list[Finished]) -> float:
 
 
 def _report(
-    current: Session, planned: Planned, results: dict[str, list[Finished]], folder: pathlib.Path
+    current: Session, planned: Planned, results: dict[str, list[Finished]], workdir: Workdir
 ) -> dict:
     """Returns the report of a task with one encoder, as table.json has it.
 
@@ -366,7 +367,9 @@ def _report(
             known = spread([run.results.best[metric] for run in scored])
             known["baseline"] = current.baseline[metric]
             columns[title] = {name: value * factor for name, value in known.items()}
-    models = [run.place for run in scored if (folder / run.place / "checkpoints").is_dir()]
+    models = [
+        run.place for run in scored if Workdir(workdir.folder / run.place).checkpoints.is_dir()
+    ]
     reported = []
     for cell, of_cell in results.items():
         scores = [run.results.score for run in of_cell]

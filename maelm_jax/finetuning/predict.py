@@ -9,12 +9,12 @@ import zipfile
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import readers, vocabularies
-from maelm_jax.encoders import source
 from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning import glue, grid, session, table
 from maelm_jax.finetuning.batches import choose_lengths
 from maelm_jax.finetuning.task import EvaluationSet, InputFormat, Task
 from maelm_jax.training import checkpoint
+from maelm_jax.training.workdir import Workdir
 
 SCORES = "_scores.json"  # ending of the file with the scores
 # Settings that change where examples come from and how they are computed, not what is predicted.
@@ -78,33 +78,33 @@ class FinishedModel(abc.ABC):
 
 
 class FinishedRun(FinishedModel):
-    """A finished run that has its model. `folder` is its workdir."""
+    """A finished run that has its model. `workdir` is its folder."""
 
-    def __init__(self, workdir: str | None, bindings: list[str], flag: str):
+    def __init__(self, workdir: Workdir | None, bindings: list[str], flag: str):
         """Finds the run. `flag` is the flag that needs it, for messages.
 
         Raises:
             ConfigError: `workdir` is not a finished fine-tuning run, or has no model.
         """
-        self.folder = pathlib.Path(workdir or "")
+        self.workdir = workdir
         if workdir:
-            storage.require_own_files(self.folder)
-        file = self.folder / source.RESULTS
-        if not workdir or not file.is_file():
-            reports = table.read(self.folder).values() if workdir else ()
+            storage.require_own_files(workdir.folder)
+        if not workdir or not workdir.results_file.is_file():
+            reports = table.read(workdir).values() if workdir else ()
             models = [report["model"] for by_task in reports for report in by_task.values()]
             model = next(filter(None, models), None)  # None: all seeds of the task diverged
-            named = storage.inside(self.folder, model).path if model else ""
+            named = storage.inside(workdir.folder, model).path if model else ""
             hint = f"; in this table, give --workdir={named}" if model else ""
             raise config.ConfigError(f"{flag} needs --workdir=RUN of a fine-tuned run{hint}")
-        results = Results.read(file)
-        if not (self.folder / "checkpoints").is_dir():
+        results = Results.of_run(workdir)
+        if not workdir.checkpoints.is_dir():
             reason = results.diverged or "only the chosen cell of a grid keeps its own"
             raise config.ConfigError(
-                f'{self.folder} holds no model: {reason}; table.json names the chosen one ("model")'
+                f"{workdir.folder} holds no model: {reason}; "
+                'table.json names the chosen one ("model")'
             )
-        record = str(self.folder / gin_files.RECORD)
-        recorded, experiment = gin_files.load([record]), gin_files.load([record], bindings)
+        recorded = workdir.read_settings()
+        experiment = gin_files.load([str(workdir.settings_file)], bindings)
         changes = config.differences(recorded, experiment, FREE)
         columns, trained = (settings.finetune.custom.columns for settings in (experiment, recorded))
         if len(columns) != len(trained):
@@ -114,18 +114,18 @@ class FinishedRun(FinishedModel):
                 f"{flag} uses the settings of the run in --workdir, and these differ from them: "
                 f"{'; '.join(changes)}. Leave them out"
             )
-        with storage.reading(file):
+        with storage.reading(workdir.results_file):
             self.task = grid.create_task(results.task, experiment.finetune, results)
-        vocabulary = vocabularies.load(self.folder / "vocabulary")
+        vocabulary = vocabularies.load(workdir.vocabulary_folder)
         self.input_format = InputFormat.of_run(experiment, vocabulary)
         self.model, self.mesh = experiment.model, experiment.mesh
 
     def read_params(self, shapes):
-        return checkpoint.restore_params(str(self.folder), shapes)
+        return checkpoint.restore_params(self.workdir, shapes)
 
 
 def predict(
-    workdir: str | None,
+    workdir: Workdir | None,
     input_file: str,
     output: str | None,
     bindings: list[str],
@@ -149,7 +149,7 @@ def predict(
     endings = run.task.endings(input_file)
     if output is None:
         name = pathlib.Path(readers.without_packing(input_file)).stem
-        output = str(run.folder / f"predictions_{name}{endings[0]}")
+        output = str(run.workdir.folder / f"predictions_{name}{endings[0]}")
     path = pathlib.Path(output)
     if path.suffix not in endings:
         raise config.ConfigError(
@@ -169,14 +169,14 @@ def predict(
     if with_scores:
         scores, report = run.task.score(dev, outputs), run.task.class_report(dev, outputs)
         classes = {} if report is None else dataclasses.asdict(report)
-        session.write_json(score_file, scores | classes)
+        storage.write_json(score_file, scores | classes)
         lines += [session.metric_line(name, value) for name, value in scores.items()]
         if report:
             lines += ["", report.tables()]
     return "\n".join(lines)
 
 
-def submit(workdir: str | None, output: str, init_from: str | None, bindings: list[str]) -> str:
+def submit(workdir: Workdir | None, output: str, init_from: str | None, bindings: list[str]) -> str:
     """Predicts the test sets of GLUE with the finished models in `workdir` (--submission).
 
     `workdir` is a finished run, grid or table, `output` a new zip file. `init_from` is the name of
@@ -217,32 +217,31 @@ def submit(workdir: str | None, output: str, init_from: str | None, bindings: li
     return "\n".join(notes)
 
 
-def find_models(workdir: str | None, init_from: str | None) -> list[str]:
+def find_models(workdir: Workdir | None, init_from: str | None) -> list[Workdir]:
     """Returns the workdirs of the models, one for each task of GLUE.
 
     Raises:
         ConfigError: `workdir` has no model of a task of GLUE, or the encoder is not clear.
     """
-    folder = pathlib.Path(workdir or "")
-    reports = table.read(folder) if workdir else {}
+    reports = table.read(workdir) if workdir else {}
     if not reports:
         task = FinishedRun(workdir, [], "--submission").task.name
-        models = {task: str(folder)}
+        models = {task: workdir}
     else:
         label = init_from or next(iter(reports))
         if label not in reports or (init_from is None and len(reports) > 1):
             raise config.ConfigError(
-                f"--submission: {folder} has the encoders {', '.join(reports)}. "
+                f"--submission: {workdir} has the encoders {', '.join(reports)}. "
                 "Name one of them with --init_from=NAME"
             )
         models = {
-            task: str(storage.inside(folder, report["model"]).path)
+            task: Workdir(storage.inside(workdir.folder, report["model"]).path)
             for task, report in reports[label].items()
             if report["model"]
         }
     chosen = [model for task, model in models.items() if task in glue.SPECS]
     if not chosen:
         raise config.ConfigError(
-            f"--submission: {folder} has no model of a task of GLUE. Fine-tune on one first"
+            f"--submission: {workdir} has no model of a task of GLUE. Fine-tune on one first"
         )
     return chosen

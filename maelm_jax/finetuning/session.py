@@ -1,8 +1,6 @@
 """Fine-tuning runs of one task: training on the loop of training/, evaluation, results."""
 
 import dataclasses
-import json
-import pathlib
 import shutil
 import time
 import typing
@@ -18,15 +16,14 @@ from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
 from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.encoders.results import CONFUSION, Results
-from maelm_jax.encoders.source import INPUTS, RESULTS
 from maelm_jax.finetuning import heads
 from maelm_jax.finetuning.batches import Batch, Batches, choose_lengths, in_order, pack
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.task import EvaluationSet, InputFormat, Task, TaskData
 from maelm_jax.model import keys
-from maelm_jax.training import checkpoint, loop, metrics, optimizers, run_record, sharding, step
+from maelm_jax.training import checkpoint, loop, metrics, optimizers, sharding, step
+from maelm_jax.training.workdir import Workdir
 
-UNFINISHED = "unfinished"  # folder of the checkpoints to resume from, removed at the end
 HYPERPARAMETERS = ("batch_size", "learning_rate", "epochs", "warmup")  # of a cell of the grid
 EVALUATION_ROWS = 64  # rows of an evaluation step
 RANK_SEED = 0  # of the masks of rank_real_* and rank_all_*: the same for all seeds of a task
@@ -215,11 +212,11 @@ class Run:
         session: Session,
         experiment: config.Experiment,
         encoder: InitialEncoder,
-        folder: pathlib.Path,
+        workdir: Workdir,
     ):
         """Plans the run. `experiment` has one value of each hyper-parameter."""
         self.session, self.experiment = session, experiment
-        self.encoder, self.folder = encoder, folder
+        self.encoder, self.workdir = encoder, workdir
         self._best_outputs: dict | None = None
         grid, data = experiment.finetune.grid, session.data
         self.max_length = InputFormat.of_run(experiment, session.vocabulary).length
@@ -240,11 +237,11 @@ class Run:
 
     @property
     def inputs(self) -> dict:
-        """The content of INPUTS: what the run depends on beside its settings."""
+        """The content of inputs.json: what the run depends on beside its settings."""
         return {"start_step": self.encoder.step, "data": self.session.fingerprint}
 
     def train(self) -> Results:
-        """Trains, from a checkpoint in UNFINISHED if there is one, and writes the results.
+        """Trains, from a checkpoint of `workdir.unfinished` if there is one. Writes the results.
 
         Returns:
             The results.
@@ -254,25 +251,25 @@ class Run:
             SystemExit: A signal stopped the run (`loop.run`).
         """
         began = time.perf_counter()
-        unfinished = str(self.folder / UNFINISHED)
+        workdir, unfinished = self.workdir, self.workdir.unfinished
         resumed = checkpoint.restore_newest(unfinished, self.session.state_shapes)
         state = resumed.state if resumed else self.initial_state()
         first_step = int(state.step)
         # Nothing in the folder changes before the checkpoint is read.
-        run_record.write_start(self.folder, self.experiment, self.encoder.vocabulary)
-        write_json(self.folder / INPUTS, self.inputs)
-        writer = metrics.Writer(str(self.folder), first_step)
+        workdir.write_start(self.experiment, self.encoder.vocabulary)
+        storage.write_json(workdir.inputs_file, self.inputs)
+        writer = metrics.Writer(workdir, first_step)
         checkpoints = checkpoint.Checkpoints(unfinished, keep=1)
         with loop.closing(writer, checkpoints):
             self._compile()
-            if self.experiment.run.rank_every and not metrics.read(str(self.folder)):
+            if self.experiment.run.rank_every and not metrics.read(workdir):
                 writer.write(0, self._measure_ranks(state.params))
             if not self._has_stalled():
                 state = loop.run(self._job(), state, first_step, writer, checkpoints)
         results = self._finish(state)
         results.seconds = time.perf_counter() - began
-        results.write(self.folder / RESULTS)
-        shutil.rmtree(self.folder / UNFINISHED)
+        results.write(workdir.results_file)
+        shutil.rmtree(unfinished.folder)
         return results
 
     def initial_state(self) -> State:
@@ -344,7 +341,7 @@ class Run:
         return [
             {"step": line["step"], "epoch": round(line["step"] / self.batches.per_epoch, 4)}
             | {name: line[f"eval_{name}"] for name in self.session.baseline}
-            for line in metrics.read(str(self.folder))
+            for line in metrics.read(self.workdir)
             if f"eval_{self.session.main_metric}" in line
         ]
 
@@ -361,7 +358,7 @@ class Run:
         session, task, grid = self.session, self.session.task, self.experiment.finetune.grid
         evaluations = self._evaluations()
         best = max(evaluations, key=session.selection_score)  # of equal ones the first
-        checkpoints = checkpoint.Checkpoints(str(self.folder), keep=1)
+        checkpoints = checkpoint.Checkpoints(self.workdir, keep=1)
         checkpoints.save(best["step"], {"params": state.best_params})
         checkpoints.close()
         # A run that was resumed after its best evaluation has no outputs of it.
@@ -370,10 +367,10 @@ class Run:
         report = task.class_report(session.data.dev[first], outputs[first])
         if report and report.shows_confusion:
             title = f"{task.name}: what is taken for what, {session.data.dev[first].size}"
-            report.draw(self.folder / CONFUSION, title)
+            report.draw(self.workdir.folder / CONFUSION, title)
         for number, (name, dev) in enumerate(session.data.dev.items()):
             stem = f"predictions_{name}" if number else "predictions"
-            written.append(task.write(dev, outputs[name], self.folder, stem).name)
+            written.append(task.write(dev, outputs[name], self.workdir.folder, stem).name)
         return Results(
             task=task.name,
             labels=list(task.labels),
@@ -404,19 +401,14 @@ def cell_of(grid: config.Grid) -> dict:
     return {name: getattr(grid, name) for name in HYPERPARAMETERS}
 
 
-def write_json(path: pathlib.Path, content):
-    """Writes a JSON file. Under its name it is always complete."""
-    storage.write(path, json.dumps(content, indent=1) + "\n")
-
-
 def metric_line(name: str, *values: float) -> str:
     """Returns a line of a table of metrics, as text."""
     return f"  {name:<24}" + "".join(f"{value:>10.4f}" for value in values)
 
 
-def describe_results(folder: pathlib.Path) -> str:
+def describe_results(workdir: Workdir) -> str:
     """Returns metrics of the best and the last evaluation of a finished run, as text."""
-    results = Results.read(folder / RESULTS)
+    results = Results.of_run(workdir)
     best, last, baseline = results.best, results.last, results.baseline
     evaluated_on = ", ".join(results.evaluated_on.values())
     title = (
@@ -431,5 +423,5 @@ def describe_results(folder: pathlib.Path) -> str:
         )
     if results.classes:
         lines += ["", results.classes.tables(), ""]
-    predictions = ", ".join(str(folder / name) for name in results.predictions)
+    predictions = ", ".join(str(workdir.folder / name) for name in results.predictions)
     return "\n".join([title, *lines, f"predictions: {predictions}"])

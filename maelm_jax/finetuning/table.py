@@ -1,11 +1,9 @@
 """The table of results: tasks by encoders, as Markdown, as JSON, and as a figure of differences."""
 
-import pathlib
 import typing
 
 from maelm_jax import plotting, storage, tables
-from maelm_jax.finetuning import session
-from maelm_jax.training.workdir import TABLE
+from maelm_jax.training.workdir import TABLE, Workdir
 
 MARKDOWN_FILE, JSON_FILE, FIGURE_FILE = "table.md", TABLE, "differences.png"
 # The columns of AVG, which is the paper's average of GLUE.
@@ -153,11 +151,12 @@ def _cells_table(report: dict) -> str:
     return tables.markdown(("cell", *names), lines)
 
 
-def write(reports: Reports, folder: pathlib.Path, tasks: typing.Iterable[str] = ()):
+def write(reports: Reports, workdir: Workdir, tasks: typing.Iterable[str] = ()):
     """Writes table.md, table.json and, for two encoders or more, differences.png."""
+    folder = workdir.folder
     storage.write(folder / MARKDOWN_FILE, markdown(reports, tasks))
     content = {"columns": values(reports), "missing": missing(reports, tasks), "reports": reports}
-    session.write_json(folder / JSON_FILE, content)
+    storage.write_json(folder / JSON_FILE, content)
     if len(reports) > 1:
         pyplot = plotting.pyplot()
         figure = figure_of(values(reports))
@@ -165,9 +164,9 @@ def write(reports: Reports, folder: pathlib.Path, tasks: typing.Iterable[str] = 
         pyplot.close(figure)
 
 
-def read(folder: pathlib.Path) -> Reports:
+def read(workdir: Workdir) -> Reports:
     """Returns the reports in the table.json of a folder; {} if there is none."""
-    path = folder / JSON_FILE
+    path = workdir.folder / JSON_FILE
     if not path.exists():
         return {}
     with storage.reading(path, "remove it, and give the commands of the table again"):

@@ -5,7 +5,7 @@ import typing
 
 import jax
 
-from maelm_jax import config, storage
+from maelm_jax import config
 from maelm_jax.analysis import monitor
 from maelm_jax.data import batches, prepare, vocabularies
 from maelm_jax.encoders import source
@@ -21,15 +21,15 @@ from maelm_jax.training import (
     metrics,
     optimizers,
     profiling,
-    run_record,
     run_rows,
     sharding,
     step,
 )
+from maelm_jax.training.workdir import Parent, Workdir
 
 
 def pretrain(
-    workdir: str,
+    workdir: Workdir,
     experiment: config.Experiment,
     accept_new_data: bool,
     began: float,
@@ -47,11 +47,11 @@ def pretrain(
         RunError: The run cannot continue.
         SystemExit: A signal stopped the run (`loop.run`).
     """
-    run_record.fetch(workdir, holds_lock=True)
-    run_record.check_checkpoints(workdir)
+    workdir.fetch(holds_lock=True)
+    start.check_checkpoints(workdir)
     starting_point = start.find_starting_point(experiment, workdir)
     experiment = starting_point.experiment
-    run_record.check_settings(workdir, experiment)
+    start.check_settings(workdir, experiment)
 
     # Mesh.
     mesh = sharding.make_mesh(experiment.mesh)
@@ -59,8 +59,8 @@ def pretrain(
     attention = attention_report.describe_run(experiment, mesh)
 
     # Vocabulary.
-    if not storage.in_bucket(workdir):
-        distributed.check_shared_folder(workdir)
+    if not workdir.in_bucket:
+        distributed.check_shared_folder(workdir.folder)
     with distributed.process_zero_first("vocabulary"):
         vocabulary = start.choose_vocabulary(workdir, starting_point)
     special = vocabulary.special
@@ -83,7 +83,7 @@ def pretrain(
     initial = start.load_state(starting_point, workdir, shapes, fresh, vocabulary.size)
     if not initial.has_head:
         objective.set_initial_values(initial.state.params, baseline)
-    parent = run_record.read_parent(workdir)  # of a run that has begun
+    parent = workdir.read_parent()  # of a run that has begun
     if starting_point.parent:
         rows_read = start.count_rows_read(starting_point.parent, experiment, rows)
         parent = starting_point.parent._replace(rows_read=rows_read)
@@ -112,7 +112,7 @@ def pretrain(
             experiment.run.train_steps,
             parent.learning_rate if parent else None,
         ),
-        tokens=float(experiment.run.batch_size * experiment.corpus.sequence_length),
+        tokens=float(experiment.tokens_per_step),
         flops=sum(terms.values()),
         peak_flops=peak,
         evaluate=evaluate,
@@ -129,8 +129,7 @@ def pretrain(
     checkpoints = checkpoint.Checkpoints(
         workdir, keep_every=experiment.run.keep_every, keep_at=job.kept_steps
     )
-    folder = storage.local_path(workdir) / profiling.FOLDER
-    trace = profiling.StepTrace(folder, initial.step, profiled_steps)
+    trace = profiling.StepTrace(workdir.profile_folder, initial.step, profiled_steps)
     with loop.closing(writer, checkpoints):
         loop.run(job, initial.state, initial.step, writer, checkpoints, trace)
     # JAX ends the others if they wait for more than SHUTDOWN_SECONDS at their exit.
@@ -167,31 +166,30 @@ def make_batches(
 
 
 def record_start(
-    workdir: str,
+    workdir: Workdir,
     experiment: config.Experiment,
     vocabulary: vocabularies.Vocabulary,
     rows: prepare.Prepared,
     done: int,
     starting_point: start.StartingPoint,
-    parent: run_record.Parent | None,
+    parent: Parent | None,
 ):
     """Writes the records of this start into the workdir, on process 0.
 
     Before this start the run has `done` steps. If there are none, it begins from `starting_point`.
     """
-    folder = storage.local_path(workdir)
-    changes = run_record.changes_since_last_start(workdir, experiment)
+    changes = workdir.changes_since_last_start(experiment)
     for change in changes:
         print(f"changed since the last start: {change}")
-    metrics.path_of(workdir).touch()  # before config.gin: see run_record.check_checkpoints
-    run_record.write_start(folder, experiment, vocabulary, done, changes)
+    workdir.metrics_file.touch()  # before config.gin: see start.check_checkpoints
+    workdir.write_start(experiment, vocabulary, done, changes)
     run_rows.write(workdir, rows, done)
     if not done:
-        (folder / source.ORIGIN).unlink(missing_ok=True)  # of a start that saved nothing
+        workdir.origin_file.unlink(missing_ok=True)  # of a start that saved nothing
         encoder = starting_point.encoder
         if parent:
-            run_record.write_parent(workdir, parent)
+            workdir.write_parent(parent)
             encoder = source.find_workdir(parent.workdir, parent.step)
         if encoder:
-            encoder.write_origin(folder)
-    storage.send(workdir)
+            encoder.write_origin(workdir)
+    workdir.send()

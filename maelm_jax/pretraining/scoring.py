@@ -20,7 +20,8 @@ from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import attention, keys, maelm
 from maelm_jax.pretraining import evaluation
 from maelm_jax.pretraining import objective as objectives
-from maelm_jax.training import checkpoint, run_record, run_rows
+from maelm_jax.training import checkpoint, run_rows
+from maelm_jax.training.workdir import Kind, Workdir
 
 TOKENS = 4096  # of a batch
 CONFIDENCE = 0.95
@@ -95,18 +96,18 @@ def open_model(
     Raises:
         ConfigError: There is no such model, or it has no prediction head.
     """
-    path, _ = checkpoint.split_name(path)  # its step is one of `steps`
-    experiment = run_record.read_settings(path)
+    workdir, _ = checkpoint.split_name(path)  # its step is one of `steps`
+    path, experiment = workdir.path, workdir.read_settings()
     if experiment is None:
         return _from_folder(path, *steps)
-    if experiment.finetune:
+    if workdir.kind is Kind.FINETUNED:
         raise config.ConfigError(
             f"{path} is a fine-tuned run, which predicts no tokens: name a run of pretraining"
         )
     saved = [source.find_encoder(path, step) for step in steps]
     saved[0].require_bidirectional()
     vocabulary, model = saved[0].loaded_vocabulary, saved[0].model
-    rows = _recorded_rows(path, experiment.corpus, vocabulary, needs_rows)
+    rows = _recorded_rows(workdir, experiment.corpus, vocabulary, needs_rows)
     checkpoints = [functools.partial(_read, one) for one in saved]
     evaluated = experiment.evaluated.with_model(model)
     return TrainedModel(path, checkpoints, evaluated, vocabulary, saved[0].length, rows)
@@ -134,17 +135,17 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
 
 
 def _recorded_rows(
-    path: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, needed: bool
+    workdir: Workdir, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, needed: bool
 ) -> prepare.Prepared | None:
     """Returns the rows of a run, or None if they are gone, or in a bucket and not `needed`."""
     if not needed and storage.in_bucket(corpus.rows_dir):
         return None
     try:
-        return run_rows.open_recorded(path, corpus, vocabulary)
+        return run_rows.open_recorded(workdir, corpus, vocabulary)
     except (config.ConfigError, config.RunError) as error:
         if needed:
             raise
-        log.warning("%s: no unigram cross-entropy: its rows cannot be read (%s)", path, error)
+        log.warning("%s: no unigram cross-entropy: its rows cannot be read (%s)", workdir, error)
         return None
 
 
@@ -153,11 +154,10 @@ def token_frequencies(path: str) -> np.ndarray | None:
 
     None if the model is no run of pretraining, or its rows are gone or in a bucket.
     """
-    path, _ = checkpoint.split_name(path)
-    experiment = run_record.read_settings(path)
-    if experiment is None or experiment.finetune:
+    workdir, _ = checkpoint.split_name(path)
+    if workdir.kind is not Kind.RUN:
         return None
-    model = open_model(path, [None], needs_rows=False)
+    model = open_model(workdir.path, [None], needs_rows=False)
     return None if model.rows is None else model.objective.make_baseline(model.rows).token_nll
 
 
@@ -237,9 +237,7 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
         score = Score(
             path=model.path,
             step=number,
-            trained_tokens=None
-            if number is None
-            else run_record.trained_tokens(model.path, number),
+            trained_tokens=None if number is None else Workdir(model.path).trained_tokens(number),
             mask_rate=experiment.objective.masking.rate,
             tokens=int((rows != vocabulary.pad).sum()),
             masked=int(masked),

@@ -14,11 +14,11 @@ import typing
 import jax
 import numpy as np
 
-from maelm_jax import config, storage
+from maelm_jax import config
 from maelm_jax.data import prepare, vocabularies, vocabulary_training
 from maelm_jax.encoders import adoption, source
-from maelm_jax.training import checkpoint, optimizers, run_record, run_rows, step
-from maelm_jax.training.workdir import RUNS, kind_of
+from maelm_jax.training import checkpoint, metrics, optimizers, run_rows, step
+from maelm_jax.training.workdir import Kind, Parent, Workdir
 
 
 class StartingPoint(typing.NamedTuple):
@@ -30,7 +30,7 @@ class StartingPoint(typing.NamedTuple):
 
     experiment: config.Experiment
     encoder: source.EncoderSource | None = None
-    parent: run_record.Parent | None = None
+    parent: Parent | None = None
 
 
 class StartingState(typing.NamedTuple):
@@ -41,7 +41,43 @@ class StartingState(typing.NamedTuple):
     has_head: bool = False  # whether the prediction head is trained
 
 
-def find_starting_point(experiment: config.Experiment, workdir: str) -> StartingPoint:
+def check_settings(workdir: Workdir, experiment: config.Experiment):
+    """Raises ConfigError if a run in the workdir has other settings than `experiment`.
+
+    The message has the differences, apart from those of free settings (see `config.differences`).
+    """
+    recorded = workdir.read_settings()
+    if changes := recorded and config.differences(recorded, experiment):
+        remedy = "" if checkpoint.complete_steps(workdir) else "remove it if it is not needed, "
+        raise config.ConfigError(
+            f"{workdir} holds a run with other settings ({'; '.join(changes)}): {remedy}"
+            "give another --workdir, or the same settings"
+        )
+
+
+def check_checkpoints(workdir: Workdir):
+    """Raises ConfigError if the run had checkpoints or steps, and none of them is there.
+
+    A run makes metrics.jsonl before config.gin. A copy of it in part may lack both checkpoints and
+    metrics.jsonl, and would begin anew. Also raises ConfigError if metrics.jsonl is damaged.
+    """
+    lines = metrics.read(workdir)
+    if checkpoint.complete_steps(workdir):
+        return
+    if workdir.settings_file.exists() and not workdir.metrics_file.exists():
+        raise config.ConfigError(
+            f"{workdir} has the settings of a run, but neither metrics.jsonl nor a checkpoint: was "
+            "it copied in part? Copy all of it, or give another --workdir to begin again"
+        )
+    if saved := [line["checkpoint"] for line in lines if line.get("checkpoint")]:
+        raise config.ConfigError(
+            f"{workdir.checkpoints} has no checkpoint any more, and the run had one of "
+            f"step {saved[-1]}. Put it back (is its disk mounted?), or give another --workdir to "
+            "begin again"
+        )
+
+
+def find_starting_point(experiment: config.Experiment, workdir: Workdir) -> StartingPoint:
     """Finds what a run starts from, and takes over the settings of the encoder of `Run.init_from`.
 
     A run that has a checkpoint does not need its source any more: what it took over stands in the
@@ -75,17 +111,17 @@ def _adopt_encoder(experiment: config.Experiment) -> StartingPoint:
     return StartingPoint(adopted.experiment, encoder=encoder)
 
 
-def choose_vocabulary(workdir: str, starting_point: StartingPoint) -> vocabularies.Vocabulary:
+def choose_vocabulary(workdir: Workdir, starting_point: StartingPoint) -> vocabularies.Vocabulary:
     """Loads the vocabulary of the run or of the run that it goes on from, else makes it.
 
     Raises:
         ConfigError: It is damaged, or is not the vocabulary of the encoder of `Run.init_from`.
     """
     experiment, encoder, parent = starting_point
-    if vocabularies.files_in(storage.local_path(workdir) / run_record.VOCABULARY):
-        vocabulary = run_record.load_vocabulary(workdir)
+    if workdir.has_vocabulary:
+        vocabulary = workdir.load_vocabulary()
     elif parent:
-        vocabulary = run_record.load_vocabulary(parent.workdir)
+        vocabulary = parent.workdir.load_vocabulary()
     else:
         vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, experiment.corpus)
     if encoder:
@@ -93,20 +129,19 @@ def choose_vocabulary(workdir: str, starting_point: StartingPoint) -> vocabulari
     return vocabulary
 
 
-def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> config.Experiment:
+def _with_recorded_encoder(experiment: config.Experiment, workdir: Workdir) -> config.Experiment:
     """Returns the settings with what the workdir records of the encoder that the run began from.
 
     That is the encoder, the decoder if it came with it, and the vocabulary unless one is named.
     """
-    recorded = run_record.read_settings(workdir)
+    recorded = workdir.read_settings()
     if recorded.run.init_from != experiment.run.init_from:
         raise config.ConfigError(
             f"{workdir} holds a run with Run.init_from={recorded.run.init_from}, not "
             f"{experiment.run.init_from}: give another --workdir"
         )
-    origin = source.read_record(storage.local_path(workdir), source.ORIGIN)
     encoder, decoder = dataclasses.asdict(recorded.encoder), experiment.decoder
-    if origin.get("has_decoder"):
+    if workdir.read_origin().get("has_decoder"):
         decoder = recorded.decoder
     elif decoder and recorded.encoder.positions == "rotary":  # which has no relative biases
         decoder = dataclasses.replace(decoder, relative_bias=False)
@@ -119,23 +154,25 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
     )
 
 
-def find_parent(experiment: config.Experiment) -> run_record.Parent:
+def find_parent(experiment: config.Experiment) -> Parent:
     """Finds the checkpoint of `Run.continue_from`, and checks that this run can go on from it.
 
     Raises ConfigError if there is no such checkpoint, it is damaged, or another model was trained.
     """
     name = experiment.run.continue_from
     workdir, wanted = checkpoint.split_name(name)
-    if kind_of(run_record.fetch(workdir)) not in RUNS:
-        raise config.ConfigError(f"Run.continue_from: {run_record.no_run(workdir)}")
-    if wanted is None and run_record.is_running(workdir):
+    workdir.fetch()
+    workdir.require_run("Run.continue_from: ")
+    if workdir.kind is Kind.FINETUNED:
+        raise config.ConfigError(f"{workdir} is a fine-tuned run: continue a run of pretraining")
+    if wanted is None and workdir.is_running:
         steps = ", ".join(map(str, checkpoint.all_steps(workdir)))
         raise config.ConfigError(
             f"Run.continue_from={name} is still running. Wait, or name a checkpoint that it has "
             f"written, as {workdir}@STEP: {steps}"
         )
     step_number = checkpoint.pick_step(workdir, wanted)
-    theirs, before = run_record.read_settings(workdir), run_record.read_parent(workdir)
+    theirs, before = workdir.read_settings(), workdir.read_parent()
     changes = _changes_from(theirs, experiment, workdir)
     rates = optimizers.LearningRates(
         theirs.optimizer, theirs.run.train_steps, before and before.learning_rate
@@ -148,16 +185,15 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
         )
     if rate:
         _check_muon(theirs.optimizer, experiment.optimizer, name)
-    checkpoint.verify(checkpoint.folder_of(workdir) / str(step_number))
+    checkpoint.verify(workdir.checkpoints / str(step_number))
     if not checkpoint.has_optimizer_state(workdir, step_number):
         raise config.ConfigError(
             f"Run.continue_from={name}: its checkpoint has no state of the optimiser (did merge "
             f"write it?). Begin a new one with Run.init_from={workdir}"
         )
-    rows = step_number * theirs.run.batch_size
-    tokens = rows * theirs.corpus.sequence_length + (before.tokens if before else 0)
-    rows_read = rows + (before.rows_read if before else 0)
-    return run_record.Parent(workdir, step_number, tokens, rate, rows_read, changes)
+    rows_read = step_number * theirs.run.batch_size + (before.rows_read if before else 0)
+    tokens = workdir.trained_tokens(step_number)
+    return Parent(workdir, step_number, tokens, rate, rows_read, changes)
 
 
 def _check_muon(theirs: config.Optimizer, ours: config.Optimizer, name: str):
@@ -174,13 +210,11 @@ def _check_muon(theirs: config.Optimizer, ours: config.Optimizer, name: str):
         )
 
 
-def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: str) -> list[str]:
+def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: Workdir) -> list[str]:
     """Returns the settings in which this run differs from the one that it goes on from.
 
     Raises ConfigError if the weights, the state of the optimiser or the vocabulary would not fit.
     """
-    if theirs.finetune:
-        raise config.ConfigError(f"{parent} is a fine-tuned run: continue a run of pretraining")
     free = set(config.field_names(config.Encoder, fits_weights="any"))
     if ours.encoder.positions == "rotary":
         free.update(config.field_names(config.Encoder, fits_weights="larger"))
@@ -190,7 +224,7 @@ def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: st
     fixed |= {"Optimizer.kind", "Optimizer.decay_norms_and_biases"}
     if not (file := ours.vocabulary.file):
         fixed |= {"Vocabulary.size", "Vocabulary.cased"}
-    elif vocabularies.load(file).fingerprint != run_record.load_vocabulary(parent).fingerprint:
+    elif vocabularies.load(file).fingerprint != parent.load_vocabulary().fingerprint:
         raise config.ConfigError(
             f"Vocabulary.file is another file than the vocabulary of {parent}: leave it out"
         )
@@ -202,14 +236,12 @@ def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: st
     return list(changes.values())
 
 
-def count_rows_read(
-    parent: run_record.Parent, experiment: config.Experiment, chosen: prepare.Prepared
-) -> int:
+def count_rows_read(parent: Parent, experiment: config.Experiment, chosen: prepare.Prepared) -> int:
     """Returns where this run begins in its rows: behind those that its parent has read.
 
     It is 0 if the parent was trained on other rows, or on the same in another order.
     """
-    theirs, recorded = run_record.read_settings(parent.workdir), run_rows.read(parent.workdir)
+    theirs, recorded = parent.workdir.read_settings(), parent.workdir.read_rows()
     order = (experiment.run.seed, experiment.corpus.shuffle_shards)
     if (
         order != (theirs.run.seed, theirs.corpus.shuffle_shards)
@@ -222,7 +254,7 @@ def count_rows_read(
 
 def load_state(
     starting_point: StartingPoint,
-    workdir: str,
+    workdir: Workdir,
     shapes: step.State,
     create_fresh: collections.abc.Callable[[], step.State],
     vocabulary_size: int,

@@ -5,11 +5,12 @@ import time
 import jax
 import numpy as np
 
-from maelm_jax import config, storage, tables
+from maelm_jax import config, tables
 from maelm_jax.data import prepare
 from maelm_jax.encoders import families
 from maelm_jax.pretraining import unigram
-from maelm_jax.training import flops, metrics, run_record, sharding
+from maelm_jax.training import flops, metrics, sharding
+from maelm_jax.training.workdir import Workdir
 
 
 def print_start(
@@ -76,7 +77,7 @@ def print_baseline(baseline: unigram.Unigram, heldout: np.ndarray):
 
 
 def report_result(
-    workdir: str,
+    workdir: Workdir,
     experiment: config.Experiment,
     began: float,
     baseline: unigram.Unigram,
@@ -98,11 +99,11 @@ def report_result(
     if trained != heldout:
         labels["trained_label"] = f"training (one batch), at mask rate {trained:g}"
         labels["heldout_label"] = f"held-out, at mask rate {heldout:g}"
-    picture = storage.local_path(workdir) / "loss_curve.png"
+    picture = workdir.loss_curve_file
     metrics.plot(
-        picture, run_record.loss_curves(workdir), baseline.name, last[baseline.name], **labels
+        picture, metrics.read_curves(workdir), baseline.name, last[baseline.name], **labels
     )
-    storage.send(workdir)
+    workdir.send()
     below = last[baseline.name] - last["eval_loss"]
     print(
         f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats, "

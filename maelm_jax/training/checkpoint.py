@@ -27,8 +27,8 @@ from etils import epath
 from maelm_jax import storage
 from maelm_jax.config import ConfigError, RunError
 from maelm_jax.training import distributed
+from maelm_jax.training.workdir import Workdir
 
-FOLDER = "checkpoints"  # in a workdir; it has a folder for each step
 ITEM = "default"  # Orbax's name of the folder of a saved tree, in the folder of a step
 CHECKSUMS = "checksums.json"
 # Without a checksum: Orbax writes the last two when it commits. They hold times, no data.
@@ -51,7 +51,7 @@ class Restored(typing.NamedTuple):
 class Name(typing.NamedTuple):
     """What WORKDIR@STEP or WORKDIR names."""
 
-    workdir: str
+    workdir: Workdir
     step: int | None  # None: the newest
 
 
@@ -59,7 +59,7 @@ def split_name(name: str) -> Name:
     """Returns the workdir and the step of a checkpoint that the user names."""
     workdir, at, step = name.rpartition("@")
     is_step = at and step.isdecimal() and not os.path.exists(os.path.expanduser(name))
-    return Name(workdir, int(step)) if is_step else Name(name, None)
+    return Name(Workdir(workdir), int(step)) if is_step else Name(Workdir(name), None)
 
 
 def choose_step(name: str, step: int | None) -> Name:
@@ -70,29 +70,23 @@ def choose_step(name: str, step: int | None) -> Name:
     return Name(workdir, step if named is None else named)
 
 
-def folder_of(workdir: str) -> epath.Path:
-    """Returns the folder of a workdir's checkpoints, on this machine or in a bucket."""
-    local = storage.local_path(workdir).resolve()
-    return epath.Path(workdir if storage.in_bucket(workdir) else local) / FOLDER
-
-
-def complete_steps(workdir: str) -> list[int]:
+def complete_steps(workdir: Workdir) -> list[int]:
     """Returns the steps of a workdir that have a complete checkpoint, ascending."""
-    folder = folder_of(workdir)
+    folder = workdir.checkpoints
     return sorted(ocp.utils.checkpoint_steps(folder)) if folder.is_dir() else []
 
 
-def all_steps(workdir: str) -> list[int]:
+def all_steps(workdir: Workdir) -> list[int]:
     """Returns `complete_steps`. Raises ConfigError if there is none."""
     steps = complete_steps(workdir)
     if not steps:
         raise ConfigError(
-            f"{folder_of(workdir)} holds no checkpoint; has the run come to its first?"
+            f"{workdir.checkpoints} holds no checkpoint; has the run come to its first?"
         )
     return steps
 
 
-def pick_step(workdir: str, step: int | None = None) -> int:
+def pick_step(workdir: Workdir, step: int | None = None) -> int:
     """Returns `step`, or the newest step of a workdir if `step` is None.
 
     Raises ConfigError if there is no such checkpoint. The message lists the steps.
@@ -100,24 +94,24 @@ def pick_step(workdir: str, step: int | None = None) -> int:
     steps = all_steps(workdir)
     if step is not None and step not in steps:
         raise ConfigError(
-            f"{folder_of(workdir)} holds no checkpoint of step {step}; "
+            f"{workdir.checkpoints} holds no checkpoint of step {step}; "
             f"it holds {', '.join(map(str, steps))}"
         )
     return steps[-1] if step is None else step
 
 
-def has_optimizer_state(workdir: str, step: int) -> bool:
+def has_optimizer_state(workdir: Workdir, step: int) -> bool:
     """Returns whether a checkpoint has the state of the optimiser. `merge` writes some without."""
-    saved = ocp.PyTreeCheckpointHandler().metadata(folder_of(workdir) / str(step) / ITEM).tree
+    saved = ocp.PyTreeCheckpointHandler().metadata(workdir.checkpoints / str(step) / ITEM).tree
     return "opt_state" in saved
 
 
-def read_params(workdir: str, step: int | None = None) -> dict:
+def read_params(workdir: Workdir, step: int | None = None) -> dict:
     """Reads the parameters of a checkpoint as numpy arrays, without the state of the optimiser.
 
     `step` None is the newest. Raises ConfigError if there is no such checkpoint, or it is damaged.
     """
-    folder = folder_of(workdir) / str(pick_step(workdir, step))
+    folder = workdir.checkpoints / str(pick_step(workdir, step))
     verify(folder)
     handler = ocp.PyTreeCheckpointHandler()
     saved = handler.metadata(folder / ITEM).tree["params"]
@@ -130,7 +124,7 @@ def read_params(workdir: str, step: int | None = None) -> dict:
         return handler.restore(folder / ITEM, args=selection)["params"]
 
 
-def read_kept(workdir: str, step: int, wanted: int | None) -> Restored:
+def read_kept(workdir: Workdir, step: int, wanted: int | None) -> Restored:
     """Reads the parameters of `step`, or of the newest step if the run has pruned it meanwhile.
 
     If a step was `wanted`, no other is read. Raises ConfigError as `read_params`.
@@ -145,7 +139,7 @@ def read_kept(workdir: str, step: int, wanted: int | None) -> Restored:
             step = newest
 
 
-def restore_params(workdir: str, like: dict, step: int | None = None) -> dict:
+def restore_params(workdir: Workdir, like: dict, step: int | None = None) -> dict:
     """Restores parameters of a checkpoint onto devices, in the layout of `like`.
 
     `like` is a tree of arrays or ShapeDtypeStructs with shardings. `step` None is the newest.
@@ -159,13 +153,13 @@ def restore_params(workdir: str, like: dict, step: int | None = None) -> dict:
     )
 
 
-def restore(workdir: str, step: int, like: typing.Any) -> typing.Any:
+def restore(workdir: Workdir, step: int, like: typing.Any) -> typing.Any:
     """Restores a state from a verified checkpoint. All processes of the run call this function.
 
     `like` is a tree of arrays or ShapeDtypeStructs with shardings, whose layout the result has.
     Raises ConfigError if the checkpoint does not fit it.
     """
-    folder, handler = folder_of(workdir) / str(step) / ITEM, ocp.StandardCheckpointHandler()
+    folder, handler = workdir.checkpoints / str(step) / ITEM, ocp.StandardCheckpointHandler()
     # Orbax itself would print a traceback for each array that does not fit.
     _check_shapes(handler.metadata(folder).tree, like, f"{folder} does not fit this model")
     shapes = jax.tree.map(
@@ -175,7 +169,7 @@ def restore(workdir: str, step: int, like: typing.Any) -> typing.Any:
         return handler.restore(folder, args=ocp.args.StandardRestore(shapes))
 
 
-def restore_newest(workdir: str, like: typing.Any) -> Restored | None:
+def restore_newest(workdir: Workdir, like: typing.Any) -> Restored | None:
     """Restores the newest checkpoint that is not damaged. All processes call this function.
 
     Damaged checkpoints are renamed `damaged-STEP`, if an older one is whole. `like` is that of
@@ -188,9 +182,9 @@ def restore_newest(workdir: str, like: typing.Any) -> Restored | None:
     return None if chosen < 0 else Restored(chosen, restore(workdir, chosen, like))
 
 
-def _choose_step(workdir: str) -> int:
+def _choose_step(workdir: Workdir) -> int:
     """Returns the newest step whose checkpoint is whole, and renames those after it. -1: none."""
-    folder, damaged = folder_of(workdir), []
+    folder, damaged = workdir.checkpoints, []
     for step in reversed(complete_steps(workdir)):
         try:
             verify(folder / str(step))
@@ -256,12 +250,12 @@ class Checkpoints:
 
     def __init__(
         self,
-        workdir: str,
+        workdir: Workdir,
         keep: int = 3,
         keep_every: int | None = None,
         keep_at: collections.abc.Collection[int] = (),
     ):
-        self._workdir, self._folder = workdir, folder_of(workdir)
+        self._workdir, self._folder = workdir, workdir.checkpoints
         self._newest = max(complete_steps(workdir), default=None)
         self._saving: int | None = None  # the step that is being written
         self._manager = ocp.CheckpointManager(
@@ -275,7 +269,7 @@ class Checkpoints:
             item_handlers=ocp.StandardCheckpointHandler(),
         )
         # Process 0 made the folder. The others may not see it yet, if its disk is shared over NFS.
-        is_checked = not (storage.in_bucket(workdir) or jax.process_index())
+        is_checked = not (workdir.in_bucket or jax.process_index())
         self._opened = os.open(self._folder, os.O_RDONLY) if is_checked else None
 
     def check_in_place(self):

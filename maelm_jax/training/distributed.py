@@ -154,7 +154,7 @@ def _text_from_process_zero(text: str) -> str:
     return multihost_utils.broadcast_one_to_all(padded).tobytes().decode()
 
 
-def check_shared_folder(workdir: str):
+def check_shared_folder(folder: pathlib.Path):
     """Checks that all processes see the same workdir: process 0 writes a file, the others look.
 
     Process 0 creates the folder if it does not exist. Raises ConfigError if this process does not
@@ -162,7 +162,6 @@ def check_shared_folder(workdir: str):
     """
     if jax.process_count() == 1:
         return
-    folder = pathlib.Path(workdir)
     marker = folder / f".seen-by-all-{from_process_zero(secrets.randbits(31))}"
     if not jax.process_index():
         folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +173,7 @@ def check_shared_folder(workdir: str):
         marker.unlink()
     if not is_visible:
         raise config.ConfigError(
-            f"process {jax.process_index()} has another view of the workdir {workdir} than "
+            f"process {jax.process_index()} has another view of the workdir {folder} than "
             "process 0: put it on storage that all of them share"
         )
 

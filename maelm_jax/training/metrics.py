@@ -9,11 +9,7 @@ import jax
 import numpy as np
 
 from maelm_jax import plotting, storage
-
-
-def path_of(workdir: str) -> pathlib.Path:
-    """Returns the path of metrics.jsonl. For a workdir in a bucket it is a local path."""
-    return storage.local_path(workdir) / "metrics.jsonl"
+from maelm_jax.training.workdir import Workdir
 
 
 class Writer:
@@ -22,9 +18,9 @@ class Writer:
     Processes other than 0 write nothing.
     """
 
-    def __init__(self, workdir: str, step: int):
+    def __init__(self, workdir: Workdir, step: int):
         """Removes lines after `step`, from which the run continues. The file reads as one run."""
-        self._workdir, self._path, self._step = workdir, path_of(workdir), step
+        self._workdir, self._path, self._step = workdir, workdir.metrics_file, step
         self._board = None
         if self._path.exists() and not jax.process_index():
             earlier = [values for values in read(workdir) if values["step"] <= step]
@@ -37,8 +33,8 @@ class Writer:
         if self._board is None:  # now, because the import takes a second where PyTorch is installed
             from tensorboardX import SummaryWriter
 
-            folder = storage.local_path(self._workdir) / "tensorboard"
-            self._board = SummaryWriter(str(folder), purge_step=self._step + 1)
+            folder = str(self._workdir.tensorboard_folder)
+            self._board = SummaryWriter(folder, purge_step=self._step + 1)
             # It stays open: if the workdir is renamed, its lines go into the renamed file.
             self._file = self._path.open("a", buffering=1)
         self._file.write(json.dumps({"step": step, **values}) + "\n")
@@ -51,7 +47,7 @@ class Writer:
         if self._board is not None:
             os.fsync(self._file.fileno())
             self._board.flush()
-            storage.send(self._workdir)
+            self._workdir.send()
 
     def close(self):
         """Closes the files and sends all that is written."""
@@ -61,12 +57,12 @@ class Writer:
             self._file.close()
 
 
-def read(workdir: str) -> list[dict]:
+def read(workdir: Workdir) -> list[dict]:
     """Returns the lines of metrics.jsonl, without an incomplete last line.
 
     Raises ConfigError if the file is damaged.
     """
-    path, lines = path_of(workdir), []
+    path, lines = workdir.metrics_file, []
     if not path.exists():
         return []
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
@@ -111,6 +107,33 @@ class Curve(typing.NamedTuple):
         lines = [line for line in self.lines if key in line]
         points = [(self.tokens_after(line["step"]), line[key]) for line in lines]
         return np.array(points).reshape(-1, 2)
+
+
+def read_curves(workdir: Workdir, last_step: int | None = None) -> list[Curve]:
+    """Returns the logged losses of a run, after those of the runs that it goes on from.
+
+    Lines after `last_step` of the run are left out. A run before it whose workdir is gone is left
+    out, with those before that.
+    """
+    curves: list[Curve] = []
+    while recorded := workdir.read_settings():
+        parent, rows = workdir.read_parent(), workdir.read_rows() or {}
+        words = rows.get("words_per_row")
+        curve = Curve(
+            words_per_step=words and words * recorded.run.batch_size,
+            name=workdir.name,
+            lines=[
+                line for line in read(workdir) if last_step is None or line["step"] <= last_step
+            ],
+            first_token=parent.tokens if parent else 0,
+            tokens_per_step=recorded.tokens_per_step,
+            evaluated=(recorded.evaluated.objective,),
+        )
+        curves.insert(0, curve)
+        if not parent:
+            break
+        workdir, last_step = parent.workdir, parent.step
+    return curves
 
 
 def plot(

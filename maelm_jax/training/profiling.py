@@ -4,8 +4,6 @@ import pathlib
 
 import jax
 
-FOLDER = "profile"  # in the workdir
-
 
 class StepTrace:
     """Context manager that traces `steps` steps of this start on process 0.

@@ -7,25 +7,24 @@ losses and ranks of several models compare: it needs the same rows and masks.
 """
 
 import contextlib
-import json
 import logging
 import zlib
 
 import jax
 import numpy as np
 
-from maelm_jax import config, storage
+from maelm_jax import config
 from maelm_jax.data import prepare, seqio_tasks
 from maelm_jax.data.prepare import Prepared
 from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.training import distributed
+from maelm_jax.training.workdir import Workdir
 
-FILE = "rows.json"
 log = logging.getLogger(__name__)
 
 
 def choose_rows(
-    workdir: str, corpus: config.Corpus, vocabulary: Vocabulary, accept_new_data: bool = False
+    workdir: Workdir, corpus: config.Corpus, vocabulary: Vocabulary, accept_new_data: bool = False
 ) -> Prepared:
     """Opens the rows that the run trains on, and prepares those that do not exist.
 
@@ -34,8 +33,8 @@ def choose_rows(
     other rows whose stores do not exist any more, unless new data is accepted, and the errors of
     `prepare.prepare`.
     """
-    check_vocabulary(workdir, vocabulary)
-    recorded = read(workdir)
+    workdir.check_vocabulary(vocabulary)
+    recorded = workdir.read_rows()
     with distributed.process_zero_first("rows"):
         if recorded and not accept_new_data:
             chosen = _open_or_remake(workdir, recorded, corpus, vocabulary)
@@ -45,23 +44,15 @@ def choose_rows(
     return chosen
 
 
-def check_vocabulary(workdir: str, vocabulary: Vocabulary):
-    """Raises ConfigError if `rows.json` records another vocabulary."""
-    recorded = read(workdir)
-    if recorded and recorded["vocabulary"] != vocabulary.fingerprint:
-        raise config.ConfigError(
-            f"{workdir}/vocabulary is not the vocabulary that the run began with (sha256 "
-            f"{recorded['vocabulary'][:12]} -> {vocabulary.fingerprint[:12]}). Put that one back"
-        )
-
-
-def open_recorded(workdir: str, corpus: config.Corpus, vocabulary: Vocabulary) -> Prepared | None:
+def open_recorded(
+    workdir: Workdir, corpus: config.Corpus, vocabulary: Vocabulary
+) -> Prepared | None:
     """Opens the recorded rows of a run.
 
     Returns None if there is no record, if the stores do not exist any more, or if `corpus` and
     `vocabulary` ask for other rows. Raises ConfigError if a store is damaged, or holds other rows.
     """
-    recorded = read(workdir)
+    recorded = workdir.read_rows()
     if recorded is None or recorded["request"] != prepare.hash_settings(corpus, vocabulary):
         return None
     return _open(recorded, corpus)
@@ -81,7 +72,7 @@ def _prepare(corpus: config.Corpus, vocabulary: Vocabulary) -> Prepared:
 
 
 def _open_or_remake(
-    workdir: str, recorded: dict, corpus: config.Corpus, vocabulary: Vocabulary
+    workdir: Workdir, recorded: dict, corpus: config.Corpus, vocabulary: Vocabulary
 ) -> Prepared:
     """Opens the recorded stores. If one does not exist, prepares the same rows again."""
     if opened := _open(recorded, corpus):
@@ -130,24 +121,17 @@ def fingerprints(record: dict) -> dict[str, str]:
     }
 
 
-def write(workdir: str, chosen: Prepared, step: int):
+def write(workdir: Workdir, chosen: Prepared, step: int):
     """Writes `rows.json` of a run that is at `step`. Process 0 calls this function."""
-    before = read(workdir)
+    before = workdir.read_rows()
     if before and fingerprints(before) != fingerprints(chosen.record):
         print(f"{workdir}: new data after step {step}")
-    record = json.dumps(chosen.record | {"words_per_row": chosen.words_per_row}, indent=1)
-    storage.write(storage.local_path(workdir) / FILE, f"{record}\n")
+    workdir.write_rows(chosen.record | {"words_per_row": chosen.words_per_row})
 
 
-def words_per_row(workdir: str) -> float | None:
+def words_per_row(workdir: Workdir) -> float | None:
     """Returns the mean number of words in a row of a run. None: it is not recorded."""
-    return (read(workdir) or {}).get("words_per_row")
-
-
-def read(workdir: str) -> dict | None:
-    """Reads `rows.json`. Returns None if there is none. Raises ConfigError if it is damaged."""
-    path = storage.local_path(workdir) / FILE
-    return storage.read_json(path) if path.is_file() else None
+    return (workdir.read_rows() or {}).get("words_per_row")
 
 
 def describe_differences(models: list, rows: list[np.ndarray], seeds: list[int]) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from maelm_jax import config, gin_files
 from maelm_jax.analysis import runs
 from maelm_jax.training import run_rows
+from maelm_jax.training.workdir import Workdir
 
 VOCABULARY = types.SimpleNamespace(pad=1, fingerprint="0" * 64)
 
@@ -33,7 +34,7 @@ def test_a_fine_tuned_run_is_measured_on_the_rows_of_the_run_it_began_from(monke
     tuned = dataclasses.replace(run.experiment, finetune=config.Finetune(tasks="rte", init_from=start))
     with pytest.raises(config.ConfigError, match="Corpus.text_files"):
         runs.read_heldout_rows(run._replace(experiment=tuned), 1000)
-    assert asked == ["runs/tiny"]
+    assert asked == [Workdir("runs/tiny")]
 
 
 def test_other_rows_and_other_masks_are_noted():

@@ -13,6 +13,7 @@ from maelm_jax import config, export, gin_files
 from maelm_jax.data import vocabularies, vocabulary_training
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
+from maelm_jax.training.workdir import Workdir
 
 SETTINGS = {
     "SEQUENCE_LENGTH": 48,
@@ -70,7 +71,7 @@ def write_workdir(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, set
     lines = [{"step": 6, "loss": 6.5}, {"step": 12, "loss": 6.25, "eval_loss": 6.125, "eval_accuracy": 0.25}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
-    checkpoints = checkpoint.Checkpoints(str(folder))
+    checkpoints = checkpoint.Checkpoints(Workdir(folder))
     for step in steps:
         checkpoints.save(step, {"params": params or random_params(init, step), "step": np.asarray(step)})
     checkpoints.wait()

@@ -21,6 +21,7 @@ from maelm_jax.encoders import adoption, source, weight_files
 from maelm_jax.model import maelm
 from maelm_jax.pretraining import start
 from maelm_jax.training import step
+from maelm_jax.training.workdir import Workdir
 
 
 def one_line(caught) -> str:
@@ -213,7 +214,7 @@ def test_the_longest_input_is_what_was_trained(edited, results, started_from, le
     run = edited("mpnet")
     (run / "results.json").write_text(json.dumps(results))
     if started_from:
-        source.EncoderSource("stock", "bert folder", {}, None, config.Objective(), None, started_from, dict).write_origin(run)
+        source.EncoderSource("stock", "bert folder", {}, None, config.Objective(), None, started_from, dict).write_origin(Workdir(run))
     assert source.find_encoder(run).length == length
 
 
@@ -395,7 +396,7 @@ def test_a_table_of_learned_positions_is_repeated_for_longer_rows(workdirs, tmp_
     model = adopted.model
     assert model.encoder.max_positions == 319 and "160 learned positions" in " ".join(changes)
     fresh = step.State(np.int32(0), blank_params(model, 600), ())
-    loaded = start.load_state(start.StartingPoint(adopted, encoder=found), str(tmp_path), fresh, lambda: fresh, 600)
+    loaded = start.load_state(start.StartingPoint(adopted, encoder=found), Workdir(tmp_path), fresh, lambda: fresh, 600)
     before, after = found.read_params(model)["encoder/position_embedding"], loaded.state.params["encoder"]["position_embedding"]
     assert after.shape == (319, 32) and after.dtype == np.float32
     assert np.array_equal(after[:160], before) and np.array_equal(after[160:], before[:159])

@@ -18,6 +18,7 @@ from maelm_jax import config, export, gin_files, storage
 from maelm_jax.data import prepare, vocabularies
 from maelm_jax.encoders import source, weight_files
 from maelm_jax.finetuning import predict
+from maelm_jax.training.workdir import Workdir
 
 PRECIOUS = "alias ll='ls -l'\n"
 
@@ -331,11 +332,11 @@ def test_a_table_names_models_in_its_folder_only(tmp_path):
         (tmp_path / "table.json").write_text(json.dumps(content))
 
     write("rte/seed-1")
-    assert predict.find_models(str(tmp_path), None) == [str(tmp_path / "rte" / "seed-1")]
+    assert predict.find_models(Workdir(tmp_path), None) == [Workdir(tmp_path / "rte" / "seed-1")]
     for model in ("../other", "/etc"):
         write(model)
         with pytest.raises(config.ConfigError, match="outside"):
-            predict.find_models(str(tmp_path), None)
+            predict.find_models(Workdir(tmp_path), None)
 
 
 # Rows.

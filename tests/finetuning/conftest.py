@@ -9,6 +9,7 @@ from testing import call, english, once
 
 from maelm_jax import config, gin_files
 from maelm_jax.data import vocabulary_training
+from maelm_jax.training.workdir import Workdir
 
 WORDS = "the a cat dog bird house river green old quick sleeps runs sees likes under near with and of big small stone rain light night seven".split()
 
@@ -47,7 +48,7 @@ def pretrained(vocabulary, tmp_path_factory) -> pathlib.Path:
         (folder / "little" / "config.gin").write_text(gin_files.render(experiment))
         _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
         params = jax.jit(init)(jax.random.key(5))
-        checkpoints = checkpoint.Checkpoints(str(folder / "little"))
+        checkpoints = checkpoint.Checkpoints(Workdir(folder / "little"))
         checkpoints.save(3, step.State(jnp.zeros((), jnp.int32), params, ()))
         checkpoints.close()
 

@@ -14,6 +14,7 @@ from maelm_jax import export
 from maelm_jax.finetuning import heads
 from maelm_jax.model import keys, layers, maelm, ops
 from maelm_jax.training import checkpoint
+from maelm_jax.training.workdir import Workdir
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
@@ -71,7 +72,7 @@ def test_both_programs_drop_at_the_same_places(benchmark, args, stock_name, tmp_
     batch = task.train_batches(1)[0]
     rows = len(batch.ids)
 
-    restored = checkpoint.restore_params(str(results.parent), task.session.model.shapes)
+    restored = checkpoint.restore_params(Workdir(results.parent), task.session.model.shapes)
     params = jax.tree.map(jnp.asarray, jax.device_get(restored))
     vocabulary = task.planned.encoder.vocabulary
     graph, _ = heads.define(model, vocabulary.size, vocabulary.pad, task.session.task)

@@ -15,6 +15,7 @@ from maelm_jax import config, finetune, gin_files
 from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning import grid, predict, table
 from maelm_jax.training import loop
+from maelm_jax.training.workdir import Workdir
 
 # Two tasks, two cells, two seeds.
 TABLE = ("--gin_file=finetune/glue.gin", "--gin.Finetune.tasks=('rte', 'cola')", "--gin.SEEDS=[1, 2]", "--gin.LEARNING_RATE=[1e-3, 3e-3]")
@@ -93,29 +94,29 @@ def test_nothing_that_is_finished_is_run_again(one_device, whole, arguments, pre
 
 def test_a_later_command_adds_to_the_table_and_the_table_can_be_copied(one_device, whole, arguments, pretrained, tmp_path, capsys):
     workdir = shutil.copytree(whole, tmp_path / "table")
-    before = table.read(workdir)
+    before = table.read(Workdir(workdir))
     more = ["--gin_file=finetune/glue.gin", "--gin.Finetune.tasks=('rte',)", "--gin.EPOCHS=1"]
     assert finetune.main(arguments(f"random:{pretrained}", workdir, *more)) == 0
     said = capsys.readouterr().out
     assert "| little " in said and "| random-little " in said and (workdir / "differences.png").stat().st_size > 5000
-    after = table.read(workdir)
+    after = table.read(Workdir(workdir))
     assert list(after) == ["little", "random-little"] and {*after["little"]} == {"rte", "cola"}
     assert after["little"] == before["little"] and json.loads((workdir / "table.json").read_text())["missing"] == {"cola": ["random-little"]}
-    assert predict.find_models(str(workdir), "random-little") == [str(workdir / after["random-little"]["rte"]["model"])]
+    assert predict.find_models(Workdir(workdir), "random-little") == [Workdir(workdir / after["random-little"]["rte"]["model"])]
     # A row is of one encoder and of one checkpoint.
     for name, value in (("init_from", "old/little"), ("start_step", 2)):
-        changed = table.read(workdir)
+        changed = table.read(Workdir(workdir))
         changed["little"]["rte"][name] = value
-        table.write(changed, workdir)
+        table.write(changed, Workdir(workdir))
         with pytest.raises(config.ConfigError, match=f"table.json: little is .*'{name}': '?{value}.* another --workdir"):
             finetune.main(arguments(pretrained, workdir, *TABLE))
-        table.write(before, workdir)
+        table.write(before, Workdir(workdir))
 
 
 def test_a_cell_that_diverges_ranks_last_and_alone_it_ends_the_command(one_device, arguments, pretrained, tmp_path, capsys):
     argv = arguments(pretrained, tmp_path / "grid", "--gin_file=finetune/rte.gin", "--gin.LEARNING_RATE=[1e30, 1e-3]", "--gin.EPOCHS=1")
     assert finetune.main(argv) == 0
-    report = table.read(tmp_path / "grid")["little"]["rte"]
+    report = table.read(Workdir(tmp_path / "grid"))["little"]["rte"]
     assert report["chosen"] == "b16-lr0.001-e1-w0.06" and [row["scores"][0] is None for row in report["cells"]] == [True, False]
     assert "b16-lr1e+30-e1-w0.06 | diverged" in (tmp_path / "grid" / "table.md").read_text()
     with pytest.raises(config.ConfigError, match=r"holds no model: step \d: loss"):

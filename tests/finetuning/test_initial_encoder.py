@@ -13,6 +13,7 @@ from maelm_jax import config, export
 from maelm_jax.finetuning import grid, initial_encoder
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
+from maelm_jax.training.workdir import Workdir
 
 SPAN = grid.create_task("squad1", config.Finetune())
 
@@ -39,7 +40,7 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
 
 def test_the_pooler_of_a_fine_tuned_bert_is_kept(pretrained, tmp_path):
     """MNLI, then RTE: the first linear map of BERT's classifier is its pooler."""
-    params = checkpoint.read_params(str(pretrained), 3)
+    params = checkpoint.read_params(Workdir(pretrained), 3)
     dense = {"kernel": np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32), "bias": np.ones(32, np.float32)}
     encoder = fresh_model(pretrained, SPAN)[1]["encoder"]
     fresh = {"encoder": encoder, "classifier": {"dense": jax.tree.map(jnp.zeros_like, dense)}}
@@ -47,7 +48,7 @@ def test_the_pooler_of_a_fine_tuned_bert_is_kept(pretrained, tmp_path):
         folder = tmp_path / family
         shutil.copytree(pretrained, folder, ignore=shutil.ignore_patterns("checkpoints"))
         (folder / "config.gin").write_text((folder / "config.gin").read_text() + f"\nModel.family = {family!r}\n")
-        saved = checkpoint.Checkpoints(str(folder))
+        saved = checkpoint.Checkpoints(Workdir(folder))
         saved.save(1, {"params": {"encoder": params["encoder"], "classifier": {"dense": dense}}})
         saved.close()
         pooler = initial_encoder.load(str(folder)).load_into(fresh)["classifier"]["dense"]

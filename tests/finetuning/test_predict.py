@@ -11,6 +11,7 @@ import pytest
 from maelm_jax import config, finetune
 from maelm_jax.finetuning import labelled_data, metrics, predict
 from maelm_jax.finetuning.question import read_questions
+from maelm_jax.training.workdir import Workdir
 
 
 @pytest.fixture
@@ -223,9 +224,9 @@ def write_table(folder: pathlib.Path, **models_of_encoders) -> pathlib.Path:
 def test_a_table_gives_the_chosen_model_of_each_task_of_glue(tmp_path):
     tiny = {"rte": "tiny/rte/a/seed1", "squad2": "tiny/squad2/b/seed1", "cola": "tiny/cola/c/seed2", "mrpc": None}
     write_table(tmp_path, tiny=tiny)
-    assert predict.find_models(str(tmp_path), None) == [str(tmp_path / tiny["rte"]), str(tmp_path / tiny["cola"])]
+    assert predict.find_models(Workdir(tmp_path), None) == [Workdir(tmp_path / tiny["rte"]), Workdir(tmp_path / tiny["cola"])]
     write_table(tmp_path, tiny={"mrpc": None, "rte": "tiny/rte/a/seed1"}, mlm={"rte": "mlm/rte/b/seed1"})
-    assert predict.find_models(str(tmp_path), "mlm") == [str(tmp_path / "mlm/rte/b/seed1")]
+    assert predict.find_models(Workdir(tmp_path), "mlm") == [Workdir(tmp_path / "mlm/rte/b/seed1")]
     with pytest.raises(config.ConfigError, match="give --workdir=.*tiny/rte/a/seed1"):
         label(tmp_path, pairs(tmp_path / "in.tsv", 2))
 
@@ -242,7 +243,7 @@ def test_a_table_gives_the_chosen_model_of_each_task_of_glue(tmp_path):
 def test_a_table_without_a_clear_model_is_refused(encoders, init_from, message, tmp_path):
     write_table(tmp_path, **encoders)
     with pytest.raises(config.ConfigError, match=message):
-        predict.find_models(str(tmp_path), init_from)
+        predict.find_models(Workdir(tmp_path), init_from)
 
 
 def test_no_run_and_no_test_file_end_with_what_to_give(rte_run, tmp_path):

@@ -14,6 +14,7 @@ from maelm_jax.finetuning import batches, grid, initial_encoder, session
 from maelm_jax.finetuning.batches import Features
 from maelm_jax.finetuning.task import TaskData
 from maelm_jax.training import checkpoint, flops
+from maelm_jax.training.workdir import Workdir
 
 SETTINGS = ["BATCH_SIZE=32", "Finetune.evaluations=1", "Dropout.hidden=0.0", "Dropout.attention=0.0"]
 FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "MAX_LENGTH=64"]
@@ -26,7 +27,7 @@ def run_of(pretrained, task, data_dir, folder, *more) -> session.Run:
     one = grid.create_task(task, experiment.finetune)
     current = session.Session(experiment, one, one.load(input_format(encoder.vocabulary, 64)), encoder.vocabulary)
     experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, batch_size=32, seed=1))
-    return session.Run(current, experiment, encoder, folder)
+    return session.Run(current, experiment, encoder, Workdir(folder))
 
 
 @pytest.mark.parametrize(
@@ -43,10 +44,10 @@ def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretraine
     results = run.train()
     assert results.score == pytest.approx(best, abs=1e-3 * best), results.best
     # What is kept is the best evaluation's model: loaded again, it gives the same score.
-    current, params = run.session, checkpoint.restore_params(str(tmp_path), run.session.model.shapes)
+    current, params = run.session, checkpoint.restore_params(Workdir(tmp_path), run.session.model.shapes)
     assert current.score(current.outputs(params, run.lengths))[current.main_metric] == pytest.approx(results.score, abs=1e-6)
     assert json.loads((tmp_path / "results.json").read_text())["best"]["step"] == int(next((tmp_path / "checkpoints").iterdir()).name)
-    assert not (tmp_path / session.UNFINISHED).exists()
+    assert not Workdir(tmp_path).unfinished.folder.exists()
 
 
 def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained, data_dir, tmp_path, monkeypatch):
@@ -62,7 +63,7 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
     monkeypatch.setattr(run.session, "score", lambda outputs: {"accuracy": script[len(seen) - 1]})
     results = run.train()
     assert (results.best["epoch"], results.last["epoch"], results.score) == (2, 4, 0.9)
-    kept = checkpoint.restore_params(str(tmp_path), run.session.model.shapes)
+    kept = checkpoint.restore_params(Workdir(tmp_path), run.session.model.shapes)
     equal = [all(map(np.array_equal, jax.tree.leaves(kept), jax.tree.leaves(params))) for params, _ in seen]
     assert equal == [False, True, False, False], "and no fifth prediction for the file"
     for number, (_, outputs_then) in enumerate(seen):
@@ -84,7 +85,7 @@ def test_training_ends_when_evaluations_bring_no_gain(one_device, pretrained, da
     monkeypatch.setattr(run, "_finish", finish)
     results = run.train()
     assert (results.steps, results.planned_steps, results.best["step"], results.last["step"]) == (4, 8, 2, 4)
-    assert "4 of 8 steps" in session.describe_results(tmp_path)
+    assert "4 of 8 steps" in session.describe_results(Workdir(tmp_path))
 
 
 def test_a_metric_can_be_named_as_the_score(one_device, pretrained, data_dir, tmp_path):
@@ -97,7 +98,7 @@ def test_a_metric_can_be_named_as_the_score(one_device, pretrained, data_dir, tm
 
 def test_the_control_draws_its_encoder_and_the_same_head(one_device, pretrained, data_dir, tmp_path):
     run, control = (run_of(start, "rte", data_dir, tmp_path, "EPOCHS=1") for start in (pretrained, f"random:{pretrained}"))
-    saved = checkpoint.read_params(str(pretrained), 3)["encoder"]["position_embedding"]
+    saved = checkpoint.read_params(Workdir(pretrained), 3)["encoder"]["position_embedding"]
     loaded, drawn = (one.initial_state().params for one in (run, control))
     np.testing.assert_array_equal(loaded["encoder"]["position_embedding"], saved)
     assert not np.allclose(drawn["encoder"]["position_embedding"], saved)
@@ -127,7 +128,7 @@ def test_a_run_logs_ranks_where_asked_before_its_first_step_at_intervals_and_aft
     # Step 0 is the encoder that the run starts from, on the text of the dev set.
     run = run_of(pretrained, "rte", tmp_path, tmp_path)
     monitor = run.session.rank_monitor(run.experiment)
-    assert monitor(checkpoint.read_params(str(pretrained), 3)) == {name: logged[0][name] for name in names}
+    assert monitor(checkpoint.read_params(Workdir(pretrained), 3)) == {name: logged[0][name] for name in names}
     assert any(logged[0][name] != logged[6][name] for name in names)
     masked = dataclasses.replace(run.experiment, objective=objective_of(rate=0.3))
     assert run.session.rank_monitor(run.experiment) is monitor and run.session.rank_monitor(masked) is not monitor

@@ -8,6 +8,7 @@ from matplotlib import pyplot
 from testing import flat_lines
 
 from maelm_jax.finetuning import table
+from maelm_jax.training.workdir import Workdir
 
 TITLES = {"rte": "RTE accuracy", "cola": "CoLA mcc", "mrpc": "MRPC accuracy"}
 
@@ -64,7 +65,7 @@ def test_a_partial_table_says_so(tmp_path):
     said = table.markdown(REPORTS, ["rte", "cola", "mrpc", "qqp"])
     assert "Partial: no result yet of mrpc with mlm, random-tiny; qqp with tiny, mlm, random-tiny." in said
     assert "Partial" not in table.markdown({"tiny": REPORTS["tiny"]}, ["rte", "cola", "mrpc"])
-    table.write(REPORTS, tmp_path, ["rte", "cola", "mrpc"])
+    table.write(REPORTS, Workdir(tmp_path), ["rte", "cola", "mrpc"])
     assert json.loads((tmp_path / "table.json").read_text())["missing"] == {"mrpc": ["mlm", "random-tiny"]}
     assert "Partial" in (tmp_path / "table.md").read_text()
 
@@ -79,6 +80,6 @@ def test_a_note_names_the_encoders_that_it_holds_for():
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
-    assert table.read(tmp_path) == {}
-    table.write(REPORTS, tmp_path)
-    assert table.read(tmp_path) == REPORTS and (tmp_path / "differences.png").stat().st_size > 5000
+    assert table.read(Workdir(tmp_path)) == {}
+    table.write(REPORTS, Workdir(tmp_path))
+    assert table.read(Workdir(tmp_path)) == REPORTS and (tmp_path / "differences.png").stat().st_size > 5000

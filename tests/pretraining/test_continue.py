@@ -13,7 +13,8 @@ from maelm_jax import cli, config, gin_files
 from maelm_jax.encoders import adoption, source
 from maelm_jax.model import maelm
 from maelm_jax.pretraining import start as starts
-from maelm_jax.training import checkpoint, optimizers, run_record, run_rows, sharding, step
+from maelm_jax.training import checkpoint, metrics, optimizers, run_rows, sharding, step
+from maelm_jax.training.workdir import Parent, Workdir
 
 DECAY = ["--gin.Optimizer.schedule=decay", "--gin.TRAIN_STEPS=12", "--gin.Run.rank_every=0"]
 
@@ -24,12 +25,12 @@ def settings_of(workdir: pathlib.Path, *bindings: str) -> config.Experiment:
 
 def test_weights_and_optimiser_are_those_of_the_other_run_and_the_steps_begin_anew(uninterrupted, tmp_path):
     experiment = settings_of(uninterrupted, f"Run.continue_from='{uninterrupted}@20'")
-    found = starts.find_starting_point(experiment, str(tmp_path))
+    found = starts.find_starting_point(experiment, Workdir(tmp_path))
     mesh = sharding.make_mesh(config.Mesh())
     model = maelm.create(experiment.model, 400, config.SpecialIds.of_size(400))
     shapes = step.state_shapes(model.init, optimizers.create(experiment.optimizer), mesh)
-    state = starts.load_state(found, str(tmp_path), shapes, None, 400).state
-    theirs = checkpoint.restore(str(uninterrupted), 20, shapes)
+    state = starts.load_state(found, Workdir(tmp_path), shapes, None, 400).state
+    theirs = checkpoint.restore(Workdir(uninterrupted), 20, shapes)
     assert checkpoint_folders.equal((state.params, state.opt_state), (theirs.params, theirs.opt_state))
     assert int(state.step) == 0 and max(int(leaf) for leaf in jax.tree.leaves(state.opt_state) if leaf.dtype == np.int32) == 20
 
@@ -49,10 +50,10 @@ def test_a_decay_branch_that_is_resumed_is_the_branch_never_stopped(text, uninte
     rates = parents[40]["learning_rate"] * (1 - np.sqrt(np.arange(12) / 12))
     np.testing.assert_allclose([line["learning_rate"] for line in lines], rates, rtol=1e-6)
     assert lines[0]["loss"] < parents[0]["loss"] - 0.2, "the weights are trained"
-    parent = run_record.read_parent(str(tmp_path / "whole"))
-    assert (parent.workdir, parent.step, parent.tokens, parent.rows_read) == (str(uninterrupted), 40, 40 * 8 * 32, 40 * 8)
+    parent = Workdir(tmp_path / "whole").read_parent()
+    assert (parent.workdir, parent.step, parent.tokens, parent.rows_read) == (Workdir(uninterrupted), 40, 40 * 8 * 32, 40 * 8)
     assert "Optimizer.schedule: 'wsd' -> 'decay'" in parent.changes
-    curves = run_record.loss_curves(str(tmp_path / "whole"))
+    curves = metrics.read_curves(Workdir(tmp_path / "whole"))
     assert [curve.first_token for curve in curves] == [0, 40 * 256] and len([line for line in curves[0].lines if "loss" in line]) == 40
     done = call("train", *training(text, tmp_path / "whole", *DECAY, f"--gin.Run.continue_from={uninterrupted}@35"))
     assert done.status == 2 and "Run.continue_from" in done.stderr
@@ -65,7 +66,7 @@ def test_a_causal_phase_goes_on_as_mlm_and_as_mae_lm(text, tmp_path):
     done = call("train", *training(text, tmp_path / "first", "--gin_file=recipes/causal_phase.gin", *short))
     assert done.status == 0, done.stderr
     flags = training(text, tmp_path / "mlm", "--gin_file=mlm.gin", f"--gin.Run.continue_from={first}")
-    found = starts.find_starting_point(cli.parse(cli.parser(""), flags).experiment, str(tmp_path / "mlm"))
+    found = starts.find_starting_point(cli.parse(cli.parser(""), flags).experiment, Workdir(tmp_path / "mlm"))
     assert found.parent.step == 4 and not found.experiment.model.causal and "Objective.name: 'causal' -> 'mlm'" in found.parent.changes
     assert not adoption.adopt_settings(gin_files.load(["tiny.gin"]), source.find_encoder(first)).experiment.model.causal
     tuning = ["--gin_file=finetune/rte.gin", f"--init_from={first}", f"--workdir={tmp_path / 'out'}"]
@@ -112,12 +113,12 @@ def test_a_run_that_does_not_fit_is_refused_before_text_is_read(text, uninterrup
 
 def test_a_run_that_is_still_running_is_continued_from_a_step_that_it_has_written(uninterrupted, tmp_path):
     parent = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "parent"))
-    with run_record.locked(str(parent)):
+    with Workdir(parent).locked():
         with pytest.raises(config.ConfigError, match=f"{parent} is still running"):
-            starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}'"), str(tmp_path / "run"))
-        found = starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), str(tmp_path / "run"))
+            starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}'"), Workdir(tmp_path / "run"))
+        found = starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), Workdir(tmp_path / "run"))
     assert found.parent.step == 20
-    found = starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}'"), str(tmp_path / "run"))
+    found = starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}'"), Workdir(tmp_path / "run"))
     assert found.parent.step == 60
 
 
@@ -125,13 +126,13 @@ def test_a_damaged_checkpoint_is_not_continued(uninterrupted, tmp_path):
     parent = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "parent"))
     checkpoint_folders.flip(checkpoint_folders.largest_file(parent / "checkpoints" / "20"), 999)
     with pytest.raises(checkpoint.Damaged, match="checkpoints/20 is damaged"):
-        starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), str(tmp_path / "run"))
+        starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), Workdir(tmp_path / "run"))
 
 
 def test_rows_begin_anew_where_they_are_not_the_parent_s(uninterrupted):
-    parent = run_record.Parent(str(uninterrupted), step=40, tokens=0, learning_rate=0.1, rows_read=320, changes=[])
+    parent = Parent(Workdir(uninterrupted), step=40, tokens=0, learning_rate=0.1, rows_read=320, changes=[])
     experiment = settings_of(uninterrupted)
-    chosen = run_rows.open_recorded(str(uninterrupted), experiment.corpus, run_record.load_vocabulary(uninterrupted))
+    chosen = run_rows.open_recorded(Workdir(uninterrupted), experiment.corpus, Workdir(uninterrupted).load_vocabulary())
     assert starts.count_rows_read(parent, experiment, chosen) == 320
     for other in ("Run.seed=3", "Corpus.shuffle_shards=1"):
         assert starts.count_rows_read(parent, settings_of(uninterrupted, other), chosen) == 0
@@ -142,7 +143,7 @@ def test_rows_are_prepared_with_the_vocabulary_of_the_parent(uninterrupted, tmp_
     files = [f"--gin.TEXT_FILES={tmp_path / 'other.txt'}", f"--gin.Corpus.rows_dir={tmp_path / 'rows'}"]
     flags = [*training(tmp_path, tmp_path / "run"), *files]
     done = call("prepare", *flags, f"--gin.Run.continue_from={uninterrupted}@40")
-    fingerprint = run_record.load_vocabulary(uninterrupted).fingerprint
+    fingerprint = Workdir(uninterrupted).load_vocabulary().fingerprint
     assert done.status == 0 and f"sha256 {fingerprint[:12]}" in done.stdout, done.stderr
     done = call("prepare", *flags, f"--gin.Run.continue_from={uninterrupted}@7")
     assert done.status == 2 and "no checkpoint of step 7" in done.stderr

@@ -11,6 +11,7 @@ import pytest
 from maelm_jax import config, gin_files, train
 from maelm_jax.encoders import source
 from maelm_jax.pretraining import run, start
+from maelm_jax.training.workdir import Workdir
 
 
 def settings(init_from, *more: str) -> config.Experiment:
@@ -32,23 +33,23 @@ def begun(tmp_path, monkeypatch):
 def test_a_run_that_began_from_another_source_is_refused(tmp_path, begun):
     begun(settings("enc"))
     with pytest.raises(config.ConfigError, match="holds a run with Run.init_from=enc, not other"):
-        start.find_starting_point(settings("other"), str(tmp_path))
+        start.find_starting_point(settings("other"), Workdir(tmp_path))
 
 
 def test_a_run_goes_on_when_its_source_is_gone(tmp_path, begun):
     """The vocabulary is the recorded one, unless the user names another."""
     recorded = begun(settings("enc", "Vocabulary.file='enc'"))
     now = settings("enc")
-    resumed = start.find_starting_point(now, str(tmp_path))
+    resumed = start.find_starting_point(now, Workdir(tmp_path))
     assert resumed.experiment.vocabulary == recorded.vocabulary and resumed.encoder is None
     other = dataclasses.replace(now, vocabulary=dataclasses.replace(now.vocabulary, file="other"))
-    assert start.find_starting_point(other, str(tmp_path)).experiment.vocabulary.file == "other"
+    assert start.find_starting_point(other, Workdir(tmp_path)).experiment.vocabulary.file == "other"
 
 
 def test_a_resumed_run_keeps_its_own_decoder_settings(tmp_path, begun):
     """What the source determined comes from the record, what the user set is compared with it."""
     begun(settings("enc", "Encoder.layers=6"))
-    resolved = start.find_starting_point(settings("enc", "Decoder.layers=4"), str(tmp_path)).experiment
+    resolved = start.find_starting_point(settings("enc", "Decoder.layers=4"), Workdir(tmp_path)).experiment
     assert (resolved.model.encoder.layers, resolved.model.decoder.layers) == (6, 4)
 
 
@@ -57,9 +58,9 @@ def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_p
     """The source may be another one by now."""
     begun(settings("gone"))
     encoder = source.EncoderSource("gone", "a folder", {}, config.Decoder() if has_decoder else None, config.Objective(), None, 64, dict)
-    encoder.write_origin(tmp_path)
+    encoder.write_origin(Workdir(tmp_path))
     now = settings("gone", "Decoder.layers=4")
-    assert start.find_starting_point(now, str(tmp_path)).experiment.model.decoder.layers == layers
+    assert start.find_starting_point(now, Workdir(tmp_path)).experiment.model.decoder.layers == layers
 
 
 def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path, monkeypatch):
@@ -69,16 +70,16 @@ def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path, mo
     monkeypatch.setattr(source, "find_encoder", lambda path: weights)
     bindings = ["Run.init_from='weights.pt'", "TEXT_FILES='*.txt'", "SEQUENCE_LENGTH=64"]
     with pytest.raises(config.ConfigError, match="has no vocabulary, .* name its file with --gin.Vocabulary.file"):
-        start.find_starting_point(gin_files.load(["base.gin"], bindings), str(tmp_path))
+        start.find_starting_point(gin_files.load(["base.gin"], bindings), Workdir(tmp_path))
     named = gin_files.load(["base.gin"], [*bindings, "Vocabulary.file='my_encoder'"])
-    assert start.find_starting_point(named, str(tmp_path)).encoder is weights
+    assert start.find_starting_point(named, Workdir(tmp_path)).encoder is weights
 
 
 def test_a_resumed_run_draws_no_fresh_state(tmp_path):
     """At most one state is on the devices, so that a run that fits also resumes."""
     checkpoint_folders.write(tmp_path, 3)
     found = start.StartingPoint(gin_files.load(["tiny.gin"]))
-    load = functools.partial(start.load_state, workdir=str(tmp_path), shapes=checkpoint_folders.state_of(0), create_fresh=None, vocabulary_size=9)
+    load = functools.partial(start.load_state, workdir=Workdir(tmp_path), shapes=checkpoint_folders.state_of(0), create_fresh=None, vocabulary_size=9)
     starting = load(found)
     assert starting.step == 3 and checkpoint_folders.equal(starting.state, checkpoint_folders.state_of(3)) and starting.has_head
     with pytest.raises(config.ConfigError, match="Run.train_steps=2 is below the 3 steps"):

@@ -13,6 +13,7 @@ import pytest
 
 from maelm_jax import config
 from maelm_jax.training import checkpoint
+from maelm_jax.training.workdir import Workdir
 
 
 def newest(workdir: pathlib.Path) -> int:
@@ -25,7 +26,7 @@ def test_a_full_disk_is_named_and_what_was_whole_stays_whole(workdir, monkeypatc
     state = checkpoint_folders.state_of(3)
     needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     usage = collections.namedtuple("Usage", "free")
-    checkpoints = checkpoint.Checkpoints(str(workdir))
+    checkpoints = checkpoint.Checkpoints(Workdir(workdir))
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage(needed - 1))
     with pytest.raises(OSError, match=f"{workdir}/checkpoints") as error:
         checkpoints.save(3, state)
@@ -43,7 +44,7 @@ def test_a_write_that_fails_is_no_wrong_input(workdir, reason, monkeypatch):
     def fail(*_):
         raise ValueError(reason)
 
-    checkpoints = checkpoint.Checkpoints(str(workdir))
+    checkpoints = checkpoint.Checkpoints(Workdir(workdir))
     monkeypatch.setattr(checkpoint.ocp.CheckpointManager, "wait_until_finished", fail)
     with pytest.raises(config.RunError, match=f"{workdir}/checkpoints: {reason}"):
         checkpoints.wait()
@@ -51,7 +52,7 @@ def test_a_write_that_fails_is_no_wrong_input(workdir, reason, monkeypatch):
 
 @pytest.mark.parametrize("made_again", [False, True])
 def test_a_workdir_that_is_gone_is_named(workdir, made_again):
-    checkpoints = checkpoint.Checkpoints(str(workdir))
+    checkpoints = checkpoint.Checkpoints(Workdir(workdir))
     workdir.rename(workdir.with_name("renamed"))
     if made_again:
         (workdir / "checkpoints").mkdir(parents=True)
@@ -69,21 +70,21 @@ def test_a_workdir_renamed_during_a_write_gets_no_successor_with_a_whole_checkpo
         finish(self)
 
     monkeypatch.setattr(checkpoint.Checkpoints, "_write_checksums", renamed_meanwhile)
-    checkpoints = checkpoint.Checkpoints(str(workdir))
+    checkpoints = checkpoint.Checkpoints(Workdir(workdir))
     checkpoints.save(3, checkpoint_folders.state_of(3))
     with pytest.raises(config.RunError, match="was removed or renamed"):
         checkpoints.wait()
-    assert checkpoint.complete_steps(str(workdir)) == [] and newest(workdir.with_name("renamed")) == 2
+    assert checkpoint.complete_steps(Workdir(workdir)) == [] and newest(workdir.with_name("renamed")) == 2
 
 
 def test_the_newest_checkpoints_and_those_asked_for_are_kept(tmp_path):
-    checkpoints = checkpoint.Checkpoints(str(tmp_path), keep=2, keep_every=4, keep_at=[1, 3])
+    checkpoints = checkpoint.Checkpoints(Workdir(tmp_path), keep=2, keep_every=4, keep_at=[1, 3])
     for number in range(1, 8):
         checkpoints.save(number, checkpoint_folders.state_of(number))
         checkpoints.wait()
         assert checkpoints.newest() == number
     checkpoints.close()
-    assert checkpoint.all_steps(str(tmp_path)) == [1, 3, 4, 6, 7]
+    assert checkpoint.all_steps(Workdir(tmp_path)) == [1, 3, 4, 6, 7]
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(workdir, caplog):
@@ -121,7 +122,7 @@ def test_a_kill_before_the_checksums_leaves_a_checkpoint_that_is_passed_over(wor
         raise KeyboardInterrupt(folder)
 
     monkeypatch.setattr(checkpoint, "write_checksums", killed)
-    checkpoints = checkpoint.Checkpoints(str(workdir))
+    checkpoints = checkpoint.Checkpoints(Workdir(workdir))
     checkpoints.save(3, checkpoint_folders.state_of(3))
     with pytest.raises(KeyboardInterrupt, match="3.orbax-checkpoint-tmp"):
         checkpoints.wait()
@@ -142,11 +143,11 @@ def test_damage_of_any_file_is_refused_by_every_reader(workdir):
                 continue
             damage(path)
             with pytest.raises(checkpoint.Damaged, match=f"checkpoints/2 is damaged: .*{path.name}"):
-                checkpoint.read_params(str(workdir), 2)
+                checkpoint.read_params(Workdir(workdir), 2)
             path.write_bytes(before)
     for name in ("_CHECKPOINT_METADATA", "commit_success.txt"):  # Orbax writes them after the checksums; no number depends on them
         (workdir / "checkpoints" / "2" / name).write_text("garbage")
-    assert checkpoint_folders.equal(checkpoint.read_params(str(workdir), 2), checkpoint_folders.state_of(2).params)
+    assert checkpoint_folders.equal(checkpoint.read_params(Workdir(workdir), 2), checkpoint_folders.state_of(2).params)
 
 
 def test_a_copy_out_of_a_bucket_is_verified_by_the_checksums_that_the_bucket_keeps(workdir):
@@ -172,20 +173,20 @@ def test_another_model_is_wrong_input(workdir):
         with pytest.raises(config.ConfigError, match="checkpoints/2/default does not fit this model: params/"):
             checkpoint_folders.restore(workdir, like)
     with pytest.raises(config.ConfigError, match="does not fit this model: bias has shape"):
-        checkpoint.restore_params(str(workdir), {"bias": other.params["bias"]})
+        checkpoint.restore_params(Workdir(workdir), {"bias": other.params["bias"]})
     assert checkpoint_folders.content(workdir) == before
 
 
 def test_a_part_of_the_parameters_is_restored(workdir):
     bias = checkpoint_folders.state_of(1).params["bias"]
-    restored = checkpoint.restore_params(str(workdir), {"bias": jnp.zeros_like(bias)}, step=1)
+    restored = checkpoint.restore_params(Workdir(workdir), {"bias": jnp.zeros_like(bias)}, step=1)
     assert restored.keys() == {"bias"} and np.array_equal(restored["bias"], bias)
     assert restored["bias"].sharding == bias.sharding
 
 
 def test_a_step_that_is_not_there_is_wrong_input(workdir):
     with pytest.raises(config.ConfigError, match="no checkpoint of step 7; it holds 1, 2"):
-        checkpoint.read_params(str(workdir), 7)
+        checkpoint.read_params(Workdir(workdir), 7)
     with pytest.raises(config.ConfigError, match="holds no checkpoint"):
-        checkpoint.read_params(str(workdir.parent))
+        checkpoint.read_params(Workdir(workdir.parent))
     assert checkpoint_folders.restore(workdir.parent) is None

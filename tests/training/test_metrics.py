@@ -7,7 +7,8 @@ from matplotlib import pyplot
 from testing import flat_lines
 
 from maelm_jax import gin_files
-from maelm_jax.training import metrics, run_record
+from maelm_jax.training import metrics
+from maelm_jax.training.workdir import Parent, Workdir
 
 
 @pytest.fixture
@@ -27,12 +28,12 @@ def write_run(folder, steps, *bindings, parent=None):
     lines = [{"step": step, "loss": 7.0 - step / 10} | ({"eval_loss": 6.5} if step % 2 else {}) for step in range(1, steps + 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if parent:
-        run_record.write_parent(str(folder), parent)
+        Workdir(folder).write_parent(parent)
 
 
 def test_the_loss_curve_names_its_lines_and_units(tmp_path, drawn):
     write_run(tmp_path / "a", 6)
-    metrics.plot(tmp_path / "a.png", run_record.loss_curves(str(tmp_path / "a")), "unigram", 6.789)
+    metrics.plot(tmp_path / "a.png", metrics.read_curves(Workdir(tmp_path / "a")), "unigram", 6.789)
     axes = drawn()
     trained, heldout, _ = axes.lines
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["training (one batch)", "held-out", "unigram 6.79"]
@@ -44,27 +45,27 @@ def test_the_loss_curve_names_its_lines_and_units(tmp_path, drawn):
 def test_a_chain_of_runs_has_one_axis_of_tokens(tmp_path, drawn):
     """The second run goes on from step 4 of 6 of the first, with twice the rows a step."""
     write_run(tmp_path / "a", 6)
-    parent = run_record.Parent(str(tmp_path / "a"), 4, 800, 0.1, 40, [])
+    parent = Parent(Workdir(tmp_path / "a"), 4, 800, 0.1, 40, [])
     write_run(tmp_path / "b", 2, "BATCH_SIZE=20", parent=parent)
-    metrics.plot(tmp_path / "b.png", run_record.loss_curves(str(tmp_path / "b")), "unigram", 6.0)
+    metrics.plot(tmp_path / "b.png", metrics.read_curves(Workdir(tmp_path / "b")), "unigram", 6.0)
     trained = [list(line.get_xdata()) for line in drawn().lines if line.get_linewidth() == 1]
     assert trained == [[200, 400, 600, 800], [1200, 1600]] and "Loss of a, then b " in drawn().get_title()
-    assert run_record.trained_tokens(str(tmp_path / "b"), 2) == 1600
+    assert Workdir(tmp_path / "b").trained_tokens(2) == 1600
     (tmp_path / "a" / "config.gin").unlink()
-    assert [curve.first_token for curve in run_record.loss_curves(str(tmp_path / "b"))] == [800], "a run that is gone is left out"
+    assert [curve.first_token for curve in metrics.read_curves(Workdir(tmp_path / "b"))] == [800], "a run that is gone is left out"
 
 
 def test_a_line_that_a_kill_cut_short_is_no_damage(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "lo')
-    assert metrics.read(str(tmp_path)) == [{"step": 1}]
-    metrics.Writer(str(tmp_path), 1).close()
+    assert metrics.read(Workdir(tmp_path)) == [{"step": 1}]
+    metrics.Writer(Workdir(tmp_path), 1).close()
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
 def test_a_run_that_resumes_drops_the_lines_after_its_checkpoint(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
-    writer = metrics.Writer(str(tmp_path), 1)
+    writer = metrics.Writer(Workdir(tmp_path), 1)
     writer.write(2, {"loss": 3.0, "tokens_per_second": None})
     writer.close()
-    assert metrics.read(str(tmp_path)) == [{"step": 1}, {"step": 2, "loss": 3.0, "tokens_per_second": None}]
+    assert metrics.read(Workdir(tmp_path)) == [{"step": 1}, {"step": 2, "loss": 3.0, "tokens_per_second": None}]
     assert list((tmp_path / "tensorboard").iterdir())

@@ -13,6 +13,7 @@ from testing import model_of
 from maelm_jax import config
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint, optimizers, sharding, step
+from maelm_jax.training.workdir import Workdir
 
 
 def rates(steps, train_steps: int, start=None, **settings) -> list[float]:
@@ -161,9 +162,9 @@ def test_muon_s_update_of_each_layer_is_nearly_orthogonal_and_its_state_is_resto
     np.testing.assert_allclose(change["encoder"]["norm"]["scale"], -1.0, rtol=1e-3)
 
     state = step.State(jnp.int32(1), params, opt_state)
-    checkpoints = checkpoint.Checkpoints(str(tmp_path))
+    checkpoints = checkpoint.Checkpoints(Workdir(tmp_path))
     checkpoints.save(1, state)
     checkpoints.wait()
     checkpoints.close()
-    restored = checkpoint.restore_newest(str(tmp_path), jax.tree.map(jnp.zeros_like, state)).state
+    restored = checkpoint.restore_newest(Workdir(tmp_path), jax.tree.map(jnp.zeros_like, state)).state
     jax.tree.map(np.testing.assert_array_equal, restored, state)

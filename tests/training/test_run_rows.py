@@ -13,6 +13,7 @@ from maelm_jax import config
 from maelm_jax.analysis import runs
 from maelm_jax.data import prepare, sources, vocabulary_training
 from maelm_jax.training import run_rows
+from maelm_jax.training.workdir import Workdir
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def corpus(tmp_path):
 @pytest.fixture
 def workdir(tmp_path, corpus, vocabulary):
     """The folder of a run that stands at step 10."""
-    folder = str(tmp_path / "run")
+    folder = Workdir(tmp_path / "run")
     os.mkdir(folder)
     run_rows.write(folder, run_rows.choose_rows(folder, corpus, vocabulary), 0)
     return folder
@@ -70,14 +71,14 @@ def test_rows_that_are_gone_are_made_again_of_the_same_text(workdir, corpus, voc
 
 def test_text_that_was_only_copied_gives_the_same_rows(workdir, corpus, vocabulary, tmp_path):
     """The copy has other times, so its rows are made by `prepare`, or accepted; they are the same."""
-    before, recorded = table(run_rows.choose_rows(workdir, corpus, vocabulary)), run_rows.read(workdir)
+    before, recorded = table(run_rows.choose_rows(workdir, corpus, vocabulary)), workdir.read_rows()
     shutil.rmtree(tmp_path / "rows")
     os.utime(tmp_path / "a.txt", (1, 1))
     with pytest.raises(config.ConfigError, match="--accept_new_data"):
         run_rows.choose_rows(workdir, corpus, vocabulary)
     accepted = run_rows.choose_rows(workdir, corpus, vocabulary, accept_new_data=True)
     run_rows.write(workdir, accepted, 10)
-    assert run_rows.fingerprints(run_rows.read(workdir)) == run_rows.fingerprints(recorded)
+    assert run_rows.fingerprints(workdir.read_rows()) == run_rows.fingerprints(recorded)
     os.utime(tmp_path / "a.txt", (2, 2))
     shutil.rmtree(tmp_path / "rows")
     prepare.prepare(corpus, vocabulary)
@@ -87,11 +88,11 @@ def test_text_that_was_only_copied_gives_the_same_rows(workdir, corpus, vocabula
 def test_other_rows_are_refused_before_anything_is_made(workdir, corpus, vocabulary, tmp_path):
     shutil.rmtree(tmp_path / "rows")
     change_text(tmp_path)
-    recorded = run_rows.read(workdir)
+    recorded = workdir.read_rows()
     with pytest.raises(config.ConfigError, match="--accept_new_data") as caught:
         run_rows.choose_rows(workdir, corpus, vocabulary)
-    assert workdir in str(caught.value)
-    assert run_rows.read(workdir) == recorded and not (tmp_path / "rows").exists()
+    assert str(workdir) in str(caught.value)
+    assert workdir.read_rows() == recorded and not (tmp_path / "rows").exists()
 
 
 def test_rows_of_the_same_name_that_hold_something_else_are_refused(workdir, corpus, vocabulary, tmp_path, monkeypatch):
@@ -106,16 +107,16 @@ def test_rows_of_the_same_name_that_hold_something_else_are_refused(workdir, cor
 
 
 def test_new_data_is_accepted_when_told_to(workdir, corpus, vocabulary, tmp_path, capsys):
-    before = run_rows.read(workdir)
+    before = workdir.read_rows()
     change_text(tmp_path)
     chosen = run_rows.choose_rows(workdir, corpus, vocabulary, accept_new_data=True)
     run_rows.write(workdir, chosen, 10)
     assert "new data after step 10" in capsys.readouterr().out
-    after = run_rows.read(workdir)
+    after = workdir.read_rows()
     assert after["sources"] == chosen.record["sources"] != before["sources"]
     for step, accept in ((20, True), (30, False)):
         run_rows.write(workdir, run_rows.choose_rows(workdir, corpus, vocabulary, accept), step)
-        assert run_rows.read(workdir) == after, "nothing new"
+        assert workdir.read_rows() == after, "nothing new"
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def mixture(corpus, vocabulary, tmp_path):
     """(workdir, settings of its two sources) of a run on a mixture."""
     rates = {f"files:{tmp_path}/a.txt": 0.75, f"files:{tmp_path}/b.txt": 0.25}
     mixed = dataclasses.replace(corpus, text_files=None, sources=rates)
-    workdir = str(tmp_path / "run")
+    workdir = Workdir(tmp_path / "run")
     os.mkdir(workdir)
     run_rows.write(workdir, run_rows.choose_rows(workdir, mixed, vocabulary), 0)
     return workdir, mixed
@@ -167,7 +168,7 @@ def test_processes_but_the_first_open_what_it_prepared(workdir, corpus, vocabula
     monkeypatch.setattr(run_rows.distributed, "check_equal", lambda *_: None)
     os.utime(tmp_path / "a.txt", (1, 1))
     before = sorted((tmp_path / "rows").iterdir())
-    for folder in (workdir, str(tmp_path / "other")):
+    for folder in (workdir, Workdir(tmp_path / "other")):
         found = run_rows.choose_rows(folder, corpus, vocabulary)
         np.testing.assert_array_equal(table(found), expected)
     assert sorted((tmp_path / "rows").iterdir()) == before
@@ -176,7 +177,7 @@ def test_processes_but_the_first_open_what_it_prepared(workdir, corpus, vocabula
 def test_a_run_whose_text_has_changed_resumes_if_new_data_is_accepted(uninterrupted, text, tmp_path):
     """The command itself. A run that is refused is left as it was."""
     workdir = shutil.copytree(uninterrupted, tmp_path / "run", ignore=shutil.ignore_patterns("[1-4]?", "5", "60"))
-    before, recorded = losses(workdir), run_rows.read(str(workdir))
+    before, recorded = losses(workdir), Workdir(workdir).read_rows()
     settings = workdir / "config.gin"
     settings.write_text(settings.read_text().replace(str(text), str(tmp_path)))
     (tmp_path / "a.txt").write_text("\n\n".join(english()[::2]))
@@ -194,8 +195,8 @@ def test_a_run_whose_text_has_changed_resumes_if_new_data_is_accepted(uninterrup
     assert accepted.status == 0 and "new data after step 55" in accepted.stdout
     assert losses(workdir)[:55] == before[:55] and losses(workdir)[55:] != before[55:]
     heldout = runs.read_heldout_rows(runs.open_runs([str(workdir)], [], [])[0], 10**9)
-    (splits,) = prepare.open_record(run_rows.read(str(workdir)), config.Corpus(rows_dir=str(tmp_path / "rows"))).stores.values()
-    assert run_rows.read(str(workdir)) != recorded and len(heldout) == len(splits["heldout"]), "analysed on the rows of the run"
+    (splits,) = prepare.open_record(Workdir(workdir).read_rows(), config.Corpus(rows_dir=str(tmp_path / "rows"))).stores.values()
+    assert Workdir(workdir).read_rows() != recorded and len(heldout) == len(splits["heldout"]), "analysed on the rows of the run"
 
 
 def losses(workdir):
