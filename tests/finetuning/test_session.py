@@ -47,7 +47,7 @@ def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretraine
     current, params = run.session, checkpoint.restore_params(Workdir(tmp_path), run.session.model.shapes)
     assert current.score(current.outputs(params, run.lengths))[current.main_metric] == pytest.approx(results["score"], abs=1e-6)
     assert json.loads((tmp_path / "results.json").read_text())["best"]["step"] == int(next((tmp_path / "checkpoints").iterdir()).name)
-    assert not (tmp_path / session.UNFINISHED).exists()
+    assert not Workdir(tmp_path).unfinished.folder.exists()
 
 
 def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained, data_dir, tmp_path, monkeypatch):
