@@ -26,7 +26,7 @@ WORD_LENGTH_STEP = 16  # the same, of the fewer copies with several masked token
 # A GPU takes minutes to compile and seconds to compute: two lengths, one number of masked tokens.
 ACCELERATOR_TOKENS = 16_384
 ACCELERATOR_LENGTH_STEP = 32
-MASKS = 4  # numbers of masked tokens above 1 are rounded up to it, or to the next power of two
+MASKS = 8  # numbers of masked tokens above 1 are rounded up to it, or to the next power of two
 
 
 class Text(typing.NamedTuple):
@@ -158,7 +158,7 @@ def _compute(
                 [(*rows[number].ids, *padding)[: shape.length] for number in used], np.int32
             )
             # Many masked tokens have many logits.
-            most = max(tokens // (shape.length * max(shape.masks // (2 * MASKS), 1)), 1)
+            most = max(tokens // (shape.length * max(shape.masks // MASKS, 1)), 1)
             size = min(most, 1 << max(len(group) - 1, 0).bit_length())
             for start in range(0, len(group), size):
                 batch = np.arange(start, start + size) % len(group)  # the last one is filled up
