@@ -10,9 +10,10 @@ The first command writes a folder for AutoModel.from_pretrained("exported"). Bes
 holds the decoder and the prediction head of MAE-LM, which the commands here read and transformers
 does not. --format=reference writes model.pt in the checkpoint layout of the published code.
 
-Writing needs neither PyTorch nor an accelerator. If PyTorch is installed, the command reads the
-folder back and compares it with JAX on real text. If the two differ, it writes no folder and fails.
---no-verify skips the comparison.
+Writing needs neither PyTorch nor an accelerator. The command reads the folder back and compares
+each setting and each parameter. If PyTorch is installed, it also computes with the folder and
+compares that with JAX on real text. If anything differs, it writes no folder and fails. --no-verify
+skips PyTorch.
 
 --dtype=bfloat16 rounds the weights to bfloat16, and halves .safetensors files. Both libraries still
 compute in float32 by default.
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
     print(f"{args.output}: {written.architecture} of {origin}, {written.parameters:,} parameters")
     if isinstance(verification, str):
-        print(f"unverified: {verification}")
+        print(f"read back, but not computed with PyTorch: {verification}")
         return 0
     for subject, difference, largest in verification:
         print(
