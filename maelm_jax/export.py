@@ -11,9 +11,10 @@ holds the decoder and the prediction head of MAE-LM, and modeling_mae_lm.py, wit
 AutoModelForMaskedLM.from_pretrained("exported", trust_remote_code=True) reads them.
 --format=reference writes model.pt in the checkpoint layout of the published code.
 
-Writing needs neither PyTorch nor an accelerator. If PyTorch is installed, the command reads the
-folder back and compares it with JAX on real text. If the two differ, it writes no folder and fails.
---no-verify skips the comparison.
+Writing needs neither PyTorch nor an accelerator. The command reads the folder back and compares
+each setting and each parameter. If PyTorch is installed, it also computes with the folder and
+compares that with JAX on real text. If anything differs, it writes no folder and fails. --no-verify
+skips PyTorch.
 
 --all_kept exports every checkpoint that the run keeps (Run.keep_at_words, Run.keep_at,
 Run.keep_every), each to a folder in --output: chck_1M after a million words, as the BabyLM
@@ -112,7 +113,7 @@ def _export(args: argparse.Namespace, step: int | None, output: str):
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
     print(f"{output}: {written.architecture} of {origin}, {written.parameters:,} parameters")
     if isinstance(verification, str):
-        print(f"unverified: {verification}")
+        print(f"read back, but not computed with PyTorch: {verification}")
         return
     for subject, difference, largest in verification:
         print(

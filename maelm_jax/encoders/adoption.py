@@ -14,7 +14,6 @@ from maelm_jax.encoders.source import EncoderSource
 
 # Settings of a rotary encoder that a run may raise, to read longer rows. No weight depends on them.
 RAISED = ("max_positions", "rotary_theta")
-TABLES = ("encoder/position_embedding", "decoder/position_embedding")
 
 
 class Adopted(typing.NamedTuple):
@@ -115,9 +114,9 @@ def repeat_positions(values: dict[str, np.ndarray], count: int) -> dict[str, np.
     {parameter path: array}. Tables of positions are [positions, width].
     """
     repeated = dict(values)
-    for path in TABLES:
-        if path in values and len(values[path]) < count:
-            repeated[path] = values[path][np.arange(count) % len(values[path])]
+    for path, value in values.items():
+        if path.endswith("/position_embedding") and len(value) < count:
+            repeated[path] = value[np.arange(count) % len(value)]
     return repeated
 
 

@@ -144,8 +144,8 @@ def export_tensors(
     """
     if faults := _list_unmapped(mappings, {path: value.shape for path, value in params.items()}):
         raise config.ConfigError(
-            f"the export would lose parameters: {list_faults(faults)}. Add them to the mappings of "
-            "the format (CONTRIBUTING.md)"
+            f"the format does not hold every parameter: {list_faults(faults)}. Add them to its "
+            "mappings (docs/architecture.md), or train without them"
         )
     values: dict[str, list[np.ndarray]] = {}
     for mapping in mappings:
@@ -217,15 +217,16 @@ def import_tensors(
 
 
 def _list_unmapped(mappings: list[TensorMapping], shapes: Shapes) -> list[str]:
-    """Returns the parameters, or single layers of them, that are not mapped exactly once."""
+    """Returns the parameters that are not mapped exactly once, in each layer of a stack."""
     mapped = collections.Counter((mapping.path, mapping.layer) for mapping in mappings)
     faults = []
     for path, shape in shapes.items():
         layers = range(shape[0]) if "/blocks/" in path else (None,)
-        for layer in layers:
-            if mapped[path, layer] != 1:
-                where = path if layer is None else f"{path} of layer {layer}"
-                faults.append(f"{where} has {mapped[path, layer] or 'no'} tensors of the format")
+        wrong = [layer for layer in layers if mapped[path, layer] != 1]
+        if wrong:
+            where = f" in layer {wrong[0]}" if len(wrong) < len(layers) else ""
+            how = "several tensors" if mapped[path, wrong[0]] else "no tensor"
+            faults.append(f"{path} has {how}{where}")
     return faults
 
 

@@ -1,7 +1,8 @@
-"""Compares an exported folder with JAX on real text.
+"""Compares an exported folder with JAX, by other code than wrote it.
 
-It reads the folder with the library that the export format is for: torch, and transformers for
---format=huggingface. The text is the reference manual that comes with Python and difficult lines.
+Stock classes of transformers compute hidden states and logits of real text: the reference manual
+that comes with Python, and difficult lines. In the layout of the published code, every parameter is
+found by its name.
 """
 
 import collections.abc

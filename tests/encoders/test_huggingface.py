@@ -110,7 +110,7 @@ def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, m
     swapped = {"attention/key": "attention.attn.q", "attention/query": "attention.attn.k"}
     wrong = dataclasses.replace(mpnet.MPNET, part_names=mpnet.MPNET.part_names | swapped)
     monkeypatch.setitem(families.FAMILIES, "mpnet", wrong)
-    with pytest.raises(config.RunError, match="verification failed: hidden states of MPNetModel differ by"):
+    with pytest.raises(config.RunError, match="MPNetModel"):
         export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}"])
     assert list(tmp_path.iterdir()) == []
 
