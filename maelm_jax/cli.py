@@ -80,6 +80,30 @@ def add_step_flag(flags: argparse.ArgumentParser):
     flags.add_argument("--step", type=whole_number(0), metavar="N", help=step)
 
 
+def add_division_flags(flags: argparse.ArgumentParser):
+    """Adds the flags of a command whose work several machines can share."""
+    flags.add_argument(
+        "--part",
+        type=whole_number(0),
+        metavar="I",
+        help="do one share of the work only, from 0; needs --parts",
+    )
+    flags.add_argument("--parts", type=whole_number(1), metavar="N", help="number of shares")
+    flags.add_argument("--join", action="store_true", help="join the shares of every --part")
+
+
+def check_division(args: argparse.Namespace):
+    """Raises ConfigError if --part and --parts do not fit together, or --join is there too."""
+    if (args.part is None) != (args.parts is None):
+        raise config.ConfigError("--part and --parts: give both, or neither")
+    if args.part is not None and args.part >= args.parts:
+        raise config.ConfigError(
+            f"--part={args.part} --parts={args.parts}: part must lie between 0 and parts - 1"
+        )
+    if args.part is not None and args.join:
+        raise config.ConfigError("--part and --join: give one of them")
+
+
 def add_process_flags(flags: argparse.ArgumentParser):
     """Adds the flags of a command that may run as several processes (training/distributed.py)."""
     group = flags.add_argument_group(

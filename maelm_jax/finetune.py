@@ -12,6 +12,11 @@ r"""Fine-tune a pretrained encoder on GLUE, SQuAD or your own files: a run, a gr
     # A table: every task of glue.gin with two encoders.
     python -m maelm_jax.finetune --gin_file=finetune/glue.gin \
         --init_from=runs/tiny,runs/tiny-mlm --workdir=runs/table
+    # The same on eight machines, which see one folder; then the table.
+    python -m maelm_jax.finetune --gin_file=finetune/glue.gin --init_from=runs/tiny \
+        --workdir=runs/table --part=0 --parts=8
+    python -m maelm_jax.finetune --gin_file=finetune/glue.gin --init_from=runs/tiny \
+        --workdir=runs/table --join
     # Labels for an unlabelled file: its columns, a label and its probability.
     python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv
     # The probability of each class too, in another file.
@@ -83,16 +88,17 @@ def _check(args: argparse.Namespace, bindings: list[str]):
     if (args.output is not None or args.score or args.probabilities) and args.predict is None:
         raise config.ConfigError("--output, --score and --probabilities need --predict=FILE")
     unread = {
-        "predict": ("submission", "init_from", "step", "gin_file"),
-        "submission": ("step", "gin_file"),
+        "predict": ("submission", "init_from", "step", "gin_file", "parts", "join"),
+        "submission": ("step", "gin_file", "parts", "join"),
     }
     for flag, others in unread.items():
         for other in others:
-            if getattr(args, flag) is not None and getattr(args, other) not in (None, []):
+            if getattr(args, flag) is not None and getattr(args, other) not in (None, [], False):
                 raise config.ConfigError(
                     f"--{flag} uses the encoder and the settings of the run in --workdir. "
                     f"Leave --{other} out"
                 )
+    cli.check_division(args)
     for name in (binding.partition("=")[0] for binding in bindings):
         if name in REPLACED:
             raise config.ConfigError(f"fine-tuning does not read {name}; set {REPLACED[name]}")
@@ -116,6 +122,7 @@ def _flags() -> argparse.ArgumentParser:
         metavar="N",
         help="step of the pretrained workdirs' checkpoint; default the newest",
     )
+    cli.add_division_flags(flags)
     flags.add_argument(
         "--predict",
         metavar="FILE",
@@ -162,7 +169,10 @@ def _train(args: argparse.Namespace, bindings: list[str]):
 
     args.workdir.require_writable_by(FINETUNING)
     plan = grid.plan(names, args.gin_file, bindings, args.step)
-    grid.run_all(args.workdir, plan)
+    if args.part is not None:
+        grid.run_part(args.workdir, plan, grid.Part(args.part, args.parts))
+    else:
+        grid.run_all(args.workdir, plan, args.join)
 
 
 def command():

@@ -72,14 +72,7 @@ def main(argv: list[str]) -> int:
 
 def _flags() -> argparse.ArgumentParser:
     parser = cli.parser(__doc__)
-    parser.add_argument(
-        "--part",
-        type=cli.whole_number(0),
-        metavar="I",
-        help="do one share of the work only, from 0; needs --parts",
-    )
-    parser.add_argument("--parts", type=cli.whole_number(1), metavar="N", help="number of shares")
-    parser.add_argument("--join", action="store_true", help="join the shares of every --part")
+    cli.add_division_flags(parser)
     parser.add_argument(
         "--runner",
         choices=("local", "beam"),
@@ -91,12 +84,7 @@ def _flags() -> argparse.ArgumentParser:
 
 def check_division(args: argparse.Namespace):
     """Raises ConfigError if the flags that divide the work do not fit together."""
-    if (args.part is None) != (args.parts is None):
-        raise config.ConfigError("--part and --parts: give both, or neither")
-    if args.part is not None and args.part >= args.parts:
-        raise config.ConfigError(
-            f"--part={args.part} --parts={args.parts}: part must lie between 0 and parts - 1"
-        )
+    cli.check_division(args)
     if sum((args.part is not None, args.join, args.runner == "beam")) > 1:
         raise config.ConfigError("--part, --join and --runner=beam: give one of them")
 

@@ -75,6 +75,13 @@ def test_slurm():
     assert options["ntasks-per-node"] == options["gpus-per-node"] and options["signal"].startswith("TERM@")
 
 
+def test_a_task_of_an_array_does_its_part_of_a_grid_and_one_job_joins_them():
+    given = {"DRY_RUN": "1", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8"}
+    command = ["srun", "--ntasks=1", ".venv/bin/python", "-m", "maelm_jax.finetune"]
+    assert dry("grid.sbatch", **given) == [[*command, *ARGUMENTS, "--part=3", "--parts=8"]]
+    assert dry("grid.sbatch", "--join", **given) == [[*command, "--join", *ARGUMENTS]]
+
+
 def test_tpu_pod_needs_a_clone_for_its_workers(tmp_path):
     shutil.copytree(ROOT / "launch", tmp_path / "launch")
     line = ["bash", str(tmp_path / "launch" / "tpu_pod.sh"), "--dry-run", "my-slice", "zone", "v5p-8", *ARGUMENTS]

@@ -276,7 +276,7 @@ def _as_yaml(value: typing.Any) -> str:
 
 def _evaluations(source: EncoderSource) -> list[dict[str, typing.Any]]:
     """Returns the recorded evaluations of a run up to the step of the source."""
-    lines = metrics.read(source.path)
+    lines = metrics.read(source.workdir)
     return [line for line in lines if line["step"] <= source.step and "eval_loss" in line]
 
 

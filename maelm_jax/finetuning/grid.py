@@ -5,6 +5,7 @@ its own. A cell is chosen by the median of its seeds.
 """
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import pathlib
@@ -150,40 +151,102 @@ def all_runs(planned: Planned, current: Session) -> list[config.Experiment]:
     ]
 
 
-def run_all(workdir: Workdir, plan: list[Planned]):
-    """Does all runs that are not finished.
+class Part(typing.NamedTuple):
+    """A share of the cells of a command, for one of several machines."""
+
+    number: int  # from 0
+    count: int
+
+    def has(self, index: int) -> bool:
+        """Returns whether the part has the cell with this index among all cells."""
+        return index % self.count == self.number
+
+
+def run_part(workdir: Workdir, plan: list[Planned], part: Part):
+    """Does the runs of a part of the cells that are not finished, and writes no table.
+
+    Each run has a lock of its own, so that parts run at the same time in one folder. Of its cells,
+    the part keeps the models of the best one of each pair.
+
+    Raises:
+        ConfigError: As `run_all`.
+    """
+    began, first = time.perf_counter(), 0  # index of the first cell of a pair
+    _require_no_run(workdir)
+    for planned, current in _sessions(plan):
+        by_cell = _by_cell(all_runs(planned, current))
+        chosen = [
+            experiment
+            for index, runs in enumerate(by_cell.values(), start=first)
+            if part.has(index)
+            for experiment in runs
+        ]
+        first += len(by_cell)
+        _do_runs(current, planned, chosen, workdir, is_single=False, locks=True)
+        del current  # so that its memory is free before the next one is made
+    print(
+        f"part {part.number} of {part.count} is done in {time.perf_counter() - began:.0f} s; "
+        "--join joins all parts"
+    )
+
+
+def _by_cell(runs: list[config.Experiment]) -> dict[str, list[config.Experiment]]:
+    """Returns the runs by the name of their cell."""
+    by_cell: dict[str, list[config.Experiment]] = {}
+    for experiment in runs:
+        by_cell.setdefault(name_cell(experiment.finetune.grid), []).append(experiment)
+    return by_cell
+
+
+def _sessions(plan: list[Planned]) -> typing.Iterator[tuple[Planned, Session]]:
+    """Yields each pair with its session, which following pairs may share."""
+    key = current = None
+    for planned in plan:
+        if session_key(planned) != key:
+            current = None
+            key, current = session_key(planned), open_session(planned)
+        yield planned, current
+
+
+def _require_no_run(workdir: Workdir):
+    """Raises ConfigError if a folder holds a single run."""
+    if workdir.is_run:
+        raise config.ConfigError(
+            f"{workdir} holds a single run: give another --workdir for a table or a grid"
+        )
+
+
+def run_all(workdir: Workdir, plan: list[Planned], join: bool = False):
+    """Does all runs that are not finished. With `join`, all must be: those of `run_part`.
 
     The workdir is that of the run, if it is a single run and no table is there. Else it
     gets the table and a folder ENCODER/TASK/CELL/seedN for each run. The results of other pairs in
     a table that is there already are kept.
 
     Raises:
-        ConfigError: Data is malformed, a batch does not fit the mesh, or a folder holds a run with
-            other settings or data.
+        ConfigError: Data is malformed, a batch does not fit the mesh, a folder holds a run with
+            other settings or data, or a run to join is not finished.
         Diverged: The single run diverged.
     """
     began = time.perf_counter()
     with workdir.locked():
         reports = _earlier_reports(workdir, plan)
         # A run beside a table is one of the table.
-        as_table = (
-            len(plan) > 1 or plan[0].is_listed or (workdir.folder / table.JSON_FILE).is_file()
-        )
-        # What is wrong with its data is said before anything is written.
-        key, current = session_key(plan[0]), open_session(plan[0])
-        for planned in plan:
-            if session_key(planned) != key:
-                current = None  # before the next one is made, to free its memory
-                key, current = session_key(planned), open_session(planned)
+        is_listed = len(plan) > 1 or plan[0].is_listed
+        as_table = is_listed or join or (workdir.folder / table.JSON_FILE).is_file()
+        for planned, current in _sessions(plan):
             is_single = not as_table and len(all_runs(planned, current)) == 1
-            if not is_single and workdir.is_run:
-                raise config.ConfigError(
-                    f"{workdir} holds a single run: give another --workdir for a table or a grid"
-                )
-            reports[planned.label][planned.task] = _run_grid(current, planned, workdir, is_single)
+            if not is_single:
+                _require_no_run(workdir)
+            runs = all_runs(planned, current)
+            if join:
+                _require_finished(current, planned, runs, workdir)
+            results = _do_runs(current, planned, runs, workdir, is_single)
+            reports[planned.label][planned.task] = _report(current, planned, results, workdir)
             if not is_single:
                 # After every task, so that a stopped command leaves the table of what is done.
                 table.write(reports, workdir, [one.task for one in plan])
+            del current  # so that its memory is free before the next one is made
     if is_single:
         print(session.describe_results(workdir))
     else:
@@ -250,24 +313,60 @@ def describe_data(current: Session, planned: Planned) -> str:
     return "\n".join(f"{planned.task}: {line}" for line in [*lines, *current.task.notes])
 
 
-def _run_grid(current: Session, planned: Planned, workdir: Workdir, is_single: bool) -> dict:
-    """Does all runs of a grid that are not finished. Only the chosen cell keeps its models.
+def _place_of(planned: Planned, experiment: config.Experiment) -> str:
+    """Returns the folder of a run of a grid, inside that of the command."""
+    cell, seed = name_cell(experiment.finetune.grid), f"seed{experiment.run.seed}"
+    return str(pathlib.Path(planned.label, planned.task, cell, seed))
+
+
+def _require_finished(
+    current: Session, planned: Planned, runs: list[config.Experiment], workdir: Workdir
+):
+    """Raises ConfigError unless all runs of a pair are finished."""
+    places = [_place_of(planned, experiment) for experiment in runs]
+    missing = [
+        place
+        for place, experiment in zip(places, runs, strict=True)
+        if finished(Run(current, experiment, planned.encoder, Workdir(workdir.folder / place)))
+        is None
+    ]
+    if missing:
+        raise config.ConfigError(
+            f"--join: {len(missing)} of {len(runs)} runs of {planned.task} with {planned.label} "
+            f"are not finished, the first is {workdir.folder / missing[0]}. Run the parts to their end, "
+            "with the settings of this command"
+        )
+
+
+def _do_runs(
+    current: Session,
+    planned: Planned,
+    runs: list[config.Experiment],
+    workdir: Workdir,
+    is_single: bool,
+    locks: bool = False,
+) -> dict[str, list[Finished]]:
+    """Does runs that are not finished. Of their cells, only the best one keeps its models.
+
+    `locks` takes the lock of each run, where none is held of the folder.
 
     Returns:
-        The report (see `_report`).
+        The results by cell.
     """
-    runs, seeds = all_runs(planned, current), planned.experiment.finetune.grid.listed("seeds")
+    seeds = planned.experiment.finetune.grid.listed("seeds")
     results: dict[str, list[Finished]] = {}  # by cell
     best = None
     for number, experiment in enumerate(runs, start=1):
-        cell, seed = name_cell(experiment.finetune.grid), f"seed{experiment.run.seed}"
-        place = "." if is_single else str(pathlib.Path(planned.label, planned.task, cell, seed))
+        cell = name_cell(experiment.finetune.grid)
+        place = "." if is_single else _place_of(planned, experiment)
         run = Run(current, experiment, planned.encoder, Workdir(workdir.folder / place))
-        result = finished(run)
-        if result is None:
-            title = f"{planned.task} {planned.label} {cell} {seed} ({number} of {len(runs)})"
-            print(title, flush=True)
-            result = _train(run, is_single)
+        with run.workdir.locked() if locks else contextlib.nullcontext():
+            result = finished(run)
+            if result is None:
+                seed = f"seed{experiment.run.seed}"
+                title = f"{planned.task} {planned.label} {cell} {seed} ({number} of {len(runs)})"
+                print(title, flush=True)
+                result = _train(run, is_single)
         results.setdefault(cell, []).append(Finished(result, place))
         if len(results[cell]) == len(seeds):
             complete = [best, cell] if best else [cell]
@@ -275,7 +374,7 @@ def _run_grid(current: Session, planned: Planned, workdir: Workdir, is_single: b
             for other in itertools.chain(*(results[name] for name in complete if name != best)):
                 lost = Workdir(workdir.folder / other.place)
                 shutil.rmtree(lost.checkpoints, ignore_errors=True)
-    return _report(current, planned, results, workdir)
+    return results
 
 
 def _train(run: Run, is_single: bool) -> Results:

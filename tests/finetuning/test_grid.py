@@ -80,6 +80,34 @@ def test_killed_three_times_the_grid_goes_on_where_it_was(whole, arguments, pret
     assert not list(tmp_path.glob("**/unfinished"))
 
 
+def test_a_grid_in_parts_is_joined_to_the_same_table(one_device, whole, arguments, pretrained, tmp_path, capsys):
+    more = [*TABLE, "--gin.Run.checkpoint_every=1000"]
+    argv = arguments(pretrained, tmp_path, *more)
+    assert finetune.main([*argv, "--part=1", "--parts=2"]) == 0
+    assert not (tmp_path / "table.json").exists() and len(runs(tmp_path)) == 4
+    with pytest.raises(config.ConfigError, match=r"2 of 4 runs of rte .* not finished"):
+        finetune.main([*argv, "--join"])
+    with pytest.raises(config.ConfigError, match=r"other settings.*max_length"):
+        finetune.main([*argv, "--part=1", "--parts=2", "--gin.MAX_LENGTH=32"])
+    assert not (tmp_path / "table.json").exists()
+    assert finetune.main([*argv, "--part=0", "--parts=2"]) == 0
+    assert finetune.main([*argv, "--join"]) == 0
+    assert runs(tmp_path).keys() == runs(whole).keys()
+    for task in ("rte", "cola"):
+        ours, theirs = (table.read(folder)["little"][task] for folder in (tmp_path, whole))
+        assert [row["name"] for row in ours["cells"]] == [row["name"] for row in theirs["cells"]]
+        best = max(ours["cells"], key=lambda row: row["median"])
+        assert ours["chosen"] == best["name"] and (tmp_path / ours["model"] / "checkpoints").is_dir()
+        kept = {path.parent.parent.name for path in (tmp_path / "little" / task).glob("*/seed*/checkpoints")}
+        assert kept == {ours["chosen"]}
+
+
+@pytest.mark.parametrize("flags", [("--part=0",), ("--part=2", "--parts=2"), ("--part=0", "--parts=2", "--join")])
+def test_parts_that_do_not_fit_are_refused(flags, tmp_path):
+    with pytest.raises(config.ConfigError, match="--part"):
+        finetune.main(["--gin_file=finetune/rte.gin", "--init_from=none", f"--workdir={tmp_path / 'run'}", *flags])
+
+
 def test_nothing_that_is_finished_is_run_again(one_device, whole, arguments, pretrained, tmp_path, capsys):
     """Also if the encoder has a slash more than before, or if only a part of the table is asked for."""
     workdir = shutil.copytree(whole, tmp_path / "table")
@@ -299,13 +327,13 @@ def test_seeds_that_diverged_are_named(tmp_path):
 def test_what_pretraining_did_not_train_is_said():
     experiment = gin_files.load(["tiny.gin", "finetune/base.gin"], ["Finetune.tasks=mnli"])
     data = types.SimpleNamespace(train=types.SimpleNamespace(ids=[0] * 3), dev={"matched": types.SimpleNamespace(size="3 examples")})
-    current = types.SimpleNamespace(task=types.SimpleNamespace(notes=["a note"]), data=data)
+    current = types.SimpleNamespace(task=types.SimpleNamespace(notes=["a note"], describe_training=lambda train: ["a count"]), data=data)
 
     def described(step, trained, max_length=512):
         encoder = types.SimpleNamespace(step=step, vocabulary=None, source=types.SimpleNamespace(length=trained))
         finetuning = dataclasses.replace(experiment.finetune, max_length=max_length)
         return grid.describe_data(current, grid.Planned("mnli", encoder, "little", dataclasses.replace(experiment, finetune=finetuning), False))
 
-    assert "no later position" in described(3, 64) and "matched: 3 examples" in described(3, 64) and "a note" in described(3, 64)
+    assert all(part in described(3, 64) for part in ("no later position", "matched: 3 examples", "a note", "a count"))
     assert "no later position" not in described(3, 64, max_length=64)
     assert "no later position" not in described(None, 64), "what the pretraining of a stock encoder read is not known"
