@@ -62,7 +62,7 @@ def _kept_checkpoints(name: str, step: int | None) -> dict[str, int]:
     from maelm_jax.training import checkpoint, kept_steps, run_rows
     from maelm_jax.training.workdir import Kind
 
-    workdir, named = checkpoint.split_name(name)
+    workdir, named = checkpoint.split_name(str(name))
     if step is not None or named is not None:
         raise config.ConfigError("--all_kept exports many steps: leave --step and @STEP out")
     workdir.fetch()

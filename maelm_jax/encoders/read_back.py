@@ -30,7 +30,8 @@ def check(format: str, folder: pathlib.Path, encoder: "Encoder", dtype: str):
     with contextlib.redirect_stdout(io.StringIO()):
         found = source.find_encoder(folder)
         params = found.read_params()
-    if encoder.head:
+    if encoder.head:  # of which BERT's pooler is a part
+        params = {path: value for path, value in params.items() if not path.startswith("pooler/")}
         params |= _read_task_head(folder, encoder)
     faults = _list_other_settings(format, found, encoder)
     faults += _list_other_params(params, encoder.params, dtype)

@@ -333,8 +333,8 @@ def _require_finished(
     if missing:
         raise config.ConfigError(
             f"--join: {len(missing)} of {len(runs)} runs of {planned.task} with {planned.label} "
-            f"are not finished, the first is {workdir.folder / missing[0]}. Run the parts to their end, "
-            "with the settings of this command"
+            f"are not finished, the first is {workdir.folder / missing[0]}. Run the parts to their "
+            "end, with the settings of this command"
         )
 
 

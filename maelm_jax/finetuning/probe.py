@@ -46,7 +46,7 @@ def read(folder: str) -> Data:
     Raises ConfigError if the folder is not of such a task, or its file is not as expected.
     """
     path = pathlib.Path(folder)
-    specs = {spec.folder.lower(): spec for spec in glue.SPECS.values() if spec.labels}
+    specs = {spec.folder.lower(): spec for spec in glue.SPECS.values() if spec.kind.names}
     spec = specs.get(path.name.lower())
     if spec is None:
         names = ", ".join(spec.folder for spec in specs.values())
@@ -55,7 +55,7 @@ def read(folder: str) -> Data:
     train, _ = glue.find_files(spec, settings)
     task = sentence.SentenceTask(spec.name, settings)
     examples = glue.read_table(spec, train, True, task.notes, spec.skips_broken)[:EXAMPLES]
-    counts = np.bincount([example.label for example in examples], minlength=len(spec.labels))
+    counts = np.bincount([example.label for example in examples], minlength=len(spec.kind.names))
     if counts.min() < FOLDS:
         raise config.ConfigError(
             f"{train}: a label has {counts.min()} examples, fewer than the {FOLDS} folds"

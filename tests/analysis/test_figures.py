@@ -28,7 +28,7 @@ def measured(name: str, seed: int) -> dict:
         "tokens": {"mask": 900},
         "layers": [{"layer": n} | {kind: tokens() for kind in figures.KIND_LABELS} for n in range(3)],
         "by_step": [{"step": step} | {kind: tokens() for kind in figures.KIND_LABELS} for step in (5, 9)],
-        "curve": {"tokens": [10**6, 2 * 10**6], "losses": [5.0, 4.0 + seed], "unigrams": [6.0, 6.0 + seed]},
+        "curve": {"tokens": [10**6, 2 * 10**6], "losses": [5.0, 4.0 + seed], "unigrams": [6.0, 6.0 + seed], "words": [], "hours": []},
         "rank_curve": {"steps": [1, 2], "ranks": [5, 4]},
     }
 

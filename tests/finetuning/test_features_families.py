@@ -14,12 +14,13 @@ from maelm_jax import config  # noqa: E402
 from maelm_jax.encoders import export, families, source, weight_files  # noqa: E402
 from maelm_jax.encoders import family as family_heads  # noqa: E402
 from maelm_jax.encoders.encoder import Encoder  # noqa: E402
+from maelm_jax.encoders.results import Results  # noqa: E402
 from maelm_jax.finetuning import batches, glue, grid, heads, initial_encoder  # noqa: E402
 from maelm_jax.finetuning.task import InputFormat  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
 PAIRS = [("the cat sat on the mat", "a dog"), ("a", "the cat sat " * 3)]
-LABELS = {"labels": ["a", "b", "c"]}
+LABELS = Results(labels=["a", "b", "c"])
 SENTENCE, SPAN = (grid.create_task(name, config.Finetune()) for name in ("mnli", "squad1"))
 TOKEN = grid.create_task("conll", config.Finetune(tasks="conll", train_file="a", dev_file="b"), LABELS)
 SENTENCE_CASES = ((name, SENTENCE) for name in STOCK_ENCODERS if name != "modernbert")  # modernbert-local has the same head

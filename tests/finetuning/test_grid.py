@@ -318,10 +318,10 @@ def test_seeds_that_diverged_are_named(tmp_path):
     planned = grid.Planned("rte", types.SimpleNamespace(name="tiny", step=None), "tiny", None, False)
     results = [grid.Finished(Results(seed=seed, score=value, best={"accuracy": value}), "x") for seed, value in ((1, 0.7), (2, 0.5))]
     lost = grid.Finished(Results(seed=3, diverged="nan"), "x")
-    report = grid._report(current, planned, {"cell": [*results, lost]}, tmp_path)
+    report = grid._report(current, planned, {"cell": [*results, lost]}, Workdir(tmp_path))
     assert report["notes"] == ["tiny: 1 of 3 seeds diverged; the figures are those of the others"]
     assert report["columns"]["RTE"] == {"median": 60, "least": 50, "highest": 70, "baseline": 50}
-    assert grid._report(current, planned, {"cell": results}, tmp_path)["notes"] == []
+    assert grid._report(current, planned, {"cell": results}, Workdir(tmp_path))["notes"] == []
 
 
 def test_what_pretraining_did_not_train_is_said():
