@@ -91,9 +91,12 @@ def _check(args: argparse.Namespace, bindings: list[str]):
         "predict": ("submission", "init_from", "step", "gin_file", "parts", "join"),
         "submission": ("step", "gin_file", "parts", "join"),
     }
+    given = {
+        name for name, value in vars(args).items() if value is not False and value not in (None, [])
+    }
     for flag, others in unread.items():
         for other in others:
-            if getattr(args, flag) is not None and getattr(args, other) not in (None, [], False):
+            if flag in given and other in given:
                 raise config.ConfigError(
                     f"--{flag} uses the encoder and the settings of the run in --workdir. "
                     f"Leave --{other} out"

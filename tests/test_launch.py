@@ -180,4 +180,4 @@ def test_three_phases_go_on_from_each_other(text, tmp_path, monkeypatch):
     )
     assert stable[2:] + extend + decay[:1] == [stable[-1]] * 8 and 0 < decay[-1] < decay[1] < decay[0]
     model = source.find_encoder("phases/decay").model
-    assert (model.max_positions, model.rotary_theta) == (256, 160_000.0)
+    assert (model.encoder.max_positions, model.encoder.rotary_theta) == (256, 160_000.0)

@@ -38,7 +38,9 @@ class DecoderSettings(typing.NamedTuple):
 
 def is_in(encoder: "Encoder") -> bool:
     """Returns whether the encoder has a decoder with weights."""
-    return any(path.startswith("decoder/") for path in encoder.params)
+    return encoder.model.decoder is not None and any(
+        path.startswith("decoder/") for path in encoder.params
+    )
 
 
 def class_name(encoder: "Encoder") -> str:

@@ -74,4 +74,5 @@ def test_a_fine_tuned_run_is_beside_its_source_whatever_its_path_looks_like():
 def test_every_title_is_a_question_and_every_file_is_drawn(tmp_path):
     files = figures.draw({"runs": RUNS, "tau": 0.9}, tmp_path)
     assert len(files) == 8 and all("?" in title for title in files)
-    assert sorted(files.values()) == sorted(path.name for path in tmp_path.iterdir())
+    drawn = sorted(path.name for path in tmp_path.iterdir())
+    assert drawn == sorted([*files.values(), *(name.replace(".png", ".pdf") for name in files.values())])

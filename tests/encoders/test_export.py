@@ -21,6 +21,7 @@ from maelm_jax.data import vocabularies
 from maelm_jax.encoders import card, encoder, families, family, published, source
 from maelm_jax.encoders import export as folders
 from maelm_jax.model import maelm
+from maelm_jax.training.workdir import Workdir
 
 
 def run(workdir, output, *more) -> int:
@@ -220,7 +221,17 @@ def test_a_card_describes_every_ablation(file, tmp_path, vocabulary):
     experiment = gin_files.load(["tiny.gin", f"ablations/{file}.gin"], [f"Run.init_from='{tmp_path}/start'", f"Corpus.text_files='{tmp_path}/*.txt'"])
     settings = dataclasses.asdict(experiment.encoder)
     found = source.EncoderSource(
-        str(tmp_path), "workdir", settings, experiment.decoder, experiment.objective, None, 48, dict, experiment=experiment, step=12
+        str(tmp_path),
+        "workdir",
+        settings,
+        experiment.decoder,
+        experiment.objective,
+        None,
+        48,
+        dict,
+        experiment=experiment,
+        step=12,
+        workdir=Workdir(tmp_path),
     )
     untrained = encoder.Encoder({}, experiment.model, vocabulary, 48)
     text = card.render("huggingface", "name", found, untrained, folders.Written("MPNetModel", 3), True, "x")

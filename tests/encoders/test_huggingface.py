@@ -21,6 +21,7 @@ import maelm_jax  # noqa: E402
 from maelm_jax import config, export  # noqa: E402
 from maelm_jax.encoders import export as folders  # noqa: E402
 from maelm_jax.encoders import families, family, layouts, mpnet, verify  # noqa: E402
+from maelm_jax.encoders.results import Results  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
 
@@ -96,7 +97,7 @@ def test_fine_tuned_heads(workdirs, tmp_path, name, task_class):
         shapes |= {"classifier/dense/kernel": (32, 32), "classifier/dense/bias": (32,)}
     params = {path: value for path, value in encoder.params.items() if path.startswith("encoder/")}
     params |= {path: draw.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
-    head = family.find_head(params, {"labels": ["B-X", "I-X", "O"]})
+    head = family.find_head(params, Results(labels=["B-X", "I-X", "O"]))
     tuned = dataclasses.replace(encoder, params=params, head=head)
     folders.write("huggingface", tmp_path, tuned)
     stock, info = getattr(transformers, f"AutoModel{task_class}").from_pretrained(tmp_path, output_loading_info=True)

@@ -94,7 +94,7 @@ def test_a_grid_in_parts_is_joined_to_the_same_table(one_device, whole, argument
     assert finetune.main([*argv, "--join"]) == 0
     assert runs(tmp_path).keys() == runs(whole).keys()
     for task in ("rte", "cola"):
-        ours, theirs = (table.read(folder)["little"][task] for folder in (tmp_path, whole))
+        ours, theirs = (table.read(Workdir(folder))["little"][task] for folder in (tmp_path, whole))
         assert [row["name"] for row in ours["cells"]] == [row["name"] for row in theirs["cells"]]
         best = max(ours["cells"], key=lambda row: row["median"])
         assert ours["chosen"] == best["name"] and (tmp_path / ours["model"] / "checkpoints").is_dir()
