@@ -562,6 +562,11 @@ class Decoder(Settings):
         plain = Decoder(layers=self.layers, relative_bias=self.relative_bias)
         return dataclasses.replace(self, refills_mask=True) == plain
 
+    def canonical(self, encoder: Encoder) -> "Decoder":
+        """Returns the equal decoder beside an encoder: a width that is the encoder's is None."""
+        is_same = self.width == encoder.width
+        return dataclasses.replace(self, width=None) if is_same else self
+
     def check_fit(self, encoder: Encoder):
         """Raises ConfigError if the decoder cannot have layers of the encoder's kind."""
         self.require(

@@ -69,7 +69,7 @@ def _list_other_settings(format: str, found: source.EncoderSource, encoder: "Enc
     if found.decoder is None:
         return [*faults, "there is no decoder"]
     theirs = found.decoder.stack(found.model.encoder)
-    faults += _compare("Decoder", decoder, found.decoder)
+    faults += _compare("Decoder", decoder.canonical(own), found.decoder)
     faults += _compare("the decoder's layers:", decoder.stack(own).canonical, theirs.canonical)
     for name in ("visible_mask_fraction", "masking.renumber"):
         read = operator.attrgetter(name)

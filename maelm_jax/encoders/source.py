@@ -123,7 +123,8 @@ class EncoderSource:
             ConfigError: Weights are missing, unknown or of the wrong shape. The message lists them.
         """
         params = self._read_tensors()
-        if run and run.decoder != self.decoder:
+        own = self.model.decoder and self.model.decoder.canonical(self.model.encoder)
+        if run and (run.decoder and run.decoder.canonical(run.encoder)) != own:
             params = {path: x for path, x in params.items() if not path.startswith("decoder/")}
         if self.vocabulary:
             size, rows = self.loaded_vocabulary.size, len(params["encoder/token_embedding"])

@@ -120,7 +120,7 @@ def test_an_import_of_an_export_is_the_identity_or_the_export_is_refused(
         folder = tmp_path_factory.mktemp("decoder")
         decoder_file.write(folder, ours, "float32")
         read = decoder_file.read_settings(folder, content, own.width)
-        assert read.decoder == decoder and read.decoder.stack(own).canonical == decoder.stack(model.encoder).canonical
+        assert read.decoder == decoder.canonical(own) and read.decoder.stack(own).canonical == decoder.stack(model.encoder).canonical
         assert read.objective.visible_mask_fraction == delta and read.objective.masking.renumber == is_renumbered
         params |= weight_files.read_safetensors(folder / decoder_file.FILE)
     types = params.get(layouts.TYPE_TABLE)
