@@ -81,7 +81,9 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
 
 def shell(line: str) -> int:
     """The exit status of the first command of a line, in which $PY is Python."""
-    return subprocess.run(["bash", "-c", line], cwd=ROOT, env=os.environ | {"PY": sys.executable}, stderr=subprocess.DEVNULL).returncode
+    return subprocess.run(
+        ["bash", "-c", line], cwd=ROOT, env=os.environ | {"PY": sys.executable, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
+    ).returncode
 
 
 def test_work_is_done_although_nobody_reads_what_is_printed(tmp_path):
