@@ -10,7 +10,7 @@ training. A `problem` says why an arm has no figure.
 
 An encoder trains for ten passes over the text, or as many steps as fit into its --seconds by the
 speed of 20 steps (`passes` says how many). It is exported in bfloat16 to OUT/NAME.tar.gz.part-*,
-together with its metrics and settings.
+with the run's metrics and settings in `run`.
 """
 
 import argparse
@@ -587,8 +587,10 @@ def pack(args: argparse.Namespace, name: str) -> dict:
     command = [sys.executable, "-m", "maelm_jax.export", f"--workdir={workdir}"]
     command += [f"--output={exported}", "--dtype=bfloat16", "--no-verify"]
     subprocess.run(command, cwd=ROOT, check=True)
+    records = exported / "run"  # config.gin beside config.json would make the folder a workdir
+    records.mkdir()
     for file in ("metrics.jsonl", "config.gin", "environment.txt"):
-        shutil.copy(workdir / file, exported)
+        shutil.copy(workdir / file, records)
     archive = args.work / f"{name}.tar.gz"
     tar = ["tar", "--create", "--use-compress-program=gzip -1", f"--file={archive}"]
     subprocess.run([*tar, f"--directory={exported}", "."], check=True)

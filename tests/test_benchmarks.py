@@ -177,7 +177,7 @@ def test_the_device_window_runs_every_stage_once(tmp_path):
         with tarfile.open(tmp_path / "joined.tar.gz") as file:
             file.extractall(tmp_path / name, filter="data")
         assert maelm_jax.load_encoder(str(tmp_path / name)).encode(["A sentence."]).shape[0] == 1
-        assert (tmp_path / name / "metrics.jsonl").stat().st_size
+        assert (tmp_path / name / "run" / "metrics.jsonl").stat().st_size
     assert run(3, "--done=out2").returncode == 0
     assert json.loads((tmp_path / "out3" / "results.json").read_text()) == json.loads((tmp_path / "out2" / "results.json").read_text())
     assert not list((tmp_path / "work3").iterdir()), "nothing is done again"
