@@ -187,8 +187,11 @@ def make_inputs(case: str, shape: Shape, dtype) -> Inputs:
 def our_states(backend: str, inputs: Inputs, shape: Shape) -> typing.Callable:
     """Our attention of these segments and this dropout as a function of q, k, v and bias."""
     from maelm_jax.model import attention, positions
+    from maelm_jax.model.kernels import backends
 
     mask = None if inputs.segments is None else positions.Mask(inputs.segments, inputs.segments)
+
+    chosen = backends.Backend(backend, backends.one_device())
 
     def states(q, k, v, bias):
         return attention.attend(
@@ -196,10 +199,9 @@ def our_states(backend: str, inputs: Inputs, shape: Shape) -> typing.Callable:
             k,
             v,
             heads=shape.heads,
-            terms=attention.ScoreTerms(bias, mask),
+            terms=attention.ScoreTerms(bias, mask, backend=chosen),
             dropout_rate=0.1,
             dropout_keys=inputs.dropout_keys,
-            backend=backend,
         ).states
 
     return states

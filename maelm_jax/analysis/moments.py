@@ -29,6 +29,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from maelm_jax import config
 from maelm_jax.model import keys, maelm, masking
+from maelm_jax.model.kernels import backends
 
 TOKEN_KINDS = ("plain", "real", "mask")  # "all" is the sum of the last two
 # Slots of a batch. Each slot is encoded twice, with and without [MASK]. This bounds the device
@@ -68,12 +69,13 @@ def measure(
     vocabulary_size: int,
     special: config.SpecialIds,
     layers: tuple[int, ...] | None = None,
+    target: backends.Target | None = None,
 ) -> collections.abc.Callable:
     """Builds the function that measures one batch. The caller compiles it.
 
     Masks are drawn as in evaluations, from the key and the number of the row. Two runs with the
     same `Objective` get the same masks. `layers` are the indices of the layers to measure.
-    None measures all.
+    None measures all. `target` is that of `maelm.create`.
 
     Returns:
         A function (encoder parameters, rows [B, L], row numbers [B], key) -> {kind: Moments}.
@@ -82,7 +84,7 @@ def measure(
     # arrays that XLA shards.
     compute = dataclasses.replace(experiment.compute, attention_backend="auto")
     model = dataclasses.replace(experiment.model, compute=compute)
-    graph = maelm.encoder_graph(model, vocabulary_size, special.pad)
+    graph = maelm.encoder_graph(model, vocabulary_size, special.pad, target)
     objective = experiment.evaluated.objective
 
     def batch(

@@ -16,7 +16,8 @@ from flax import traverse_util
 from maelm_jax import config
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders import export, family, inference, recipes, source
-from maelm_jax.model import attention, maelm, model_inputs
+from maelm_jax.model import maelm, model_inputs
+from maelm_jax.model.kernels import backends
 
 Pooling = typing.Literal["mean", "first"]
 TEXTS_AT_ONCE = 1000  # of `fill_mask`: a mask has a logit for each id of the vocabulary
@@ -304,9 +305,9 @@ class Encoder:
         self, params: dict, ids: jax.Array, positions: jax.Array, segments: jax.Array
     ) -> jax.Array:
         """Returns the states float32 [rows, slots, width] of ids [rows, slots]. To be compiled."""
-        graph = maelm.encoder_graph(self.model, self.vocabulary.size, self.vocabulary.pad)
-        with attention.trace_for_one_device():
-            return maelm.apply(graph, params)(ids, positions, segments).astype(jnp.float32)
+        vocabulary, target = self.vocabulary, backends.one_device()
+        graph = maelm.encoder_graph(self.model, vocabulary.size, vocabulary.pad, target)
+        return maelm.apply(graph, params)(ids, positions, segments).astype(jnp.float32)
 
     @functools.cached_property
     def _device_tree(self) -> dict:
@@ -347,7 +348,8 @@ class Encoder:
 
         The last argument is a Budget. The result is float32 [rows, budget.masked, table rows].
         """
-        graph, _ = maelm.create(self.model, self.vocabulary.size, self.vocabulary.special)
+        vocabulary, target = self.vocabulary, backends.one_device()
+        graph, _ = maelm.create(self.model, vocabulary.size, vocabulary.special, target)
 
         @functools.partial(jax.jit, static_argnames="budget")
         def logits(params, ids, positions, segments, masked, budget):
@@ -359,11 +361,10 @@ class Encoder:
                 masked,
                 masked_visible,
                 budget,
-                self.vocabulary.mask,
+                vocabulary.mask,
                 self.objective.masking.renumber,
             )
-            with attention.trace_for_one_device():
-                return maelm.apply(graph, params)(inputs)
+            return maelm.apply(graph, params)(inputs)
 
         return functools.partial(logits, jax.device_put(self.prediction_tree()))
 

@@ -27,6 +27,7 @@ from maelm_jax.encoders import (
 )
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import ops
+from maelm_jax.model.kernels.layer_norm import layer_norm
 
 TOLERANCE = 1e-5  # largest difference in float32, relative to the largest value
 SENTENCE = "Representations that were never trained on [MASK] have nothing to forget."
@@ -249,7 +250,7 @@ def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:
         x = ops.ACTIVATIONS[style.activation](jnp.asarray(linear(head["dense"], x)))
     if "norm" in head:
         scale = jnp.asarray(head["norm"]["scale"])
-        x = ops.layer_norm(x[None], scale, None, encoder.model.encoder.layer_norm_eps)[0]
+        x = layer_norm(x[None], scale, None, encoder.model.encoder.layer_norm_eps)[0]
     logits = linear(head.get("out", head), np.asarray(x))
     return logits[0] if module == "classifier" else logits
 

@@ -16,6 +16,7 @@ from maelm_jax.encoders import families
 from maelm_jax.finetuning.batches import Batch
 from maelm_jax.finetuning.task import Task
 from maelm_jax.model import keys, layers, loss, maelm, ops
+from maelm_jax.model.kernels.backends import Target
 
 
 class Classifier(nnx.Module):
@@ -66,8 +67,9 @@ class FineTuned(nnx.Module):
         pad_id: int,
         task: Task,
         rngs: nnx.Rngs,
+        target: Target | None = None,
     ):
-        self.encoder = maelm.Encoder(model, vocabulary_size, pad_id, rngs)
+        self.encoder = maelm.Encoder(model, vocabulary_size, pad_id, rngs, target)
         setattr(self, task.module, task.create_head(model, rngs))
         self.task = task
         self.has_pair_types = families.choose_pair_format(model.encoder).has_types
@@ -85,9 +87,15 @@ class FineTuned(nnx.Module):
         return self.task.scores(getattr(self, self.task.module), states, batch, keys[1])
 
 
-def define(model: config.Model, vocabulary_size: int, pad_id: int, task: Task) -> maelm.Definition:
-    """Returns the definition of a `FineTuned`."""
-    return maelm.define(lambda rngs: FineTuned(model, vocabulary_size, pad_id, task, rngs))
+def define(
+    model: config.Model,
+    vocabulary_size: int,
+    pad_id: int,
+    task: Task,
+    target: Target | None = None,
+) -> maelm.Definition:
+    """Returns the definition of a `FineTuned`. `target` is that of `maelm.create`."""
+    return maelm.define(lambda rngs: FineTuned(model, vocabulary_size, pad_id, task, rngs, target))
 
 
 def weighted_sums(losses, right, weights: Float[Array, "..."]) -> loss.Sums:

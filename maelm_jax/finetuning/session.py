@@ -21,6 +21,7 @@ from maelm_jax.finetuning.batches import Batch, Batches, choose_lengths, in_orde
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.task import EvaluationSet, InputFormat, Task, TaskData
 from maelm_jax.model import keys
+from maelm_jax.model.kernels import backends
 from maelm_jax.training import checkpoint, loop, metrics, optimizers, sharding, step
 from maelm_jax.training.workdir import Workdir
 
@@ -49,7 +50,10 @@ class Model:
     def __init__(self, model: config.Model, mesh: config.Mesh, task: Task, vocabulary: Vocabulary):
         self.task, self.pad = task, vocabulary.pad
         self.mesh = sharding.make_mesh(mesh)
-        self.graph, self.init = heads.define(model, vocabulary.size, vocabulary.pad, task)
+        definition = model, vocabulary.size, vocabulary.pad, task
+        self.graph, self.init = heads.define(*definition)
+        # The training step computes each device's rows by themselves.
+        self.training_graph = heads.define(*definition, backends.mesh_target(self.mesh)).graph
         shapes = jax.eval_shape(self.init, keys.make_key(0))
         self.shapes = sharding.sharded_shapes(shapes, self.mesh)
         self._predict = jax.jit(
@@ -149,7 +153,7 @@ class Session:
         self.draw_model = jax.jit(model.init, out_shardings=shardings.params)
         # The step is compiled with seed 0. The seed of a run travels in its batches.
         self.train_step = step.make_train_step(
-            heads.loss_function(model.graph, task),
+            heads.loss_function(model.training_graph, task),
             optimizer,
             self.state_shapes,
             0,

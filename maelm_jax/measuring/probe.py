@@ -17,7 +17,8 @@ from maelm_jax.encoders import families, inference, recipes
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.finetuning import glue, metrics, sentence
 from maelm_jax.finetuning.task import InputFormat
-from maelm_jax.model import attention, maelm
+from maelm_jax.model import maelm
+from maelm_jax.model.kernels import backends
 
 FOLDS = 5
 EXAMPLES = 10_000  # the first ones of the training file
@@ -92,12 +93,12 @@ def mean_states(encoder: Encoder, rows: list[list[int]]) -> np.ndarray:
 
     `rows` are the ids of each text, with `<s>` and `</s>`.
     """
-    graph = maelm.encoder_graph(encoder.model, encoder.vocabulary.size, encoder.vocabulary.pad)
+    vocabulary, target = encoder.vocabulary, backends.one_device()
+    graph = maelm.encoder_graph(encoder.model, vocabulary.size, vocabulary.pad, target)
 
     @jax.jit
     def pool(params, ids, positions, segments, owners):
-        with attention.trace_for_one_device():
-            states = maelm.apply(graph, params)(ids, positions, segments, all_layers=True)
+        states = maelm.apply(graph, params)(ids, positions, segments, all_layers=True)
         of_layer = functools.partial(
             recipes.pool_states,
             positions=positions,

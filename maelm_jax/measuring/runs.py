@@ -18,7 +18,8 @@ from maelm_jax import config, gin_files, storage
 from maelm_jax.analysis import moments, ranks
 from maelm_jax.data import batches, packing, prepare, vocabularies
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.model import attention, keys
+from maelm_jax.model import keys
+from maelm_jax.model.kernels import backends
 from maelm_jax.training import checkpoint, metrics, run_rows
 from maelm_jax.training.workdir import Workdir
 
@@ -312,8 +313,9 @@ def measure_steps(
 def _compile(run: MeasuredRun, layers: tuple[int, ...] | None = None) -> collections.abc.Callable:
     """Returns the compiled function that measures a batch of rows."""
     vocabulary = run.vocabulary
-    measure_batch = moments.measure(run.experiment, vocabulary.size, vocabulary.special, layers)
-    return jax.jit(attention.trace_for_one_device()(measure_batch))
+    sizes = (vocabulary.size, vocabulary.special)
+    target = backends.one_device()
+    return jax.jit(moments.measure(run.experiment, *sizes, layers, target))
 
 
 def _measure_sets(

@@ -17,7 +17,8 @@ from maelm_jax import config, storage
 from maelm_jax.data import batches, prepare, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.model import attention, keys, maelm
+from maelm_jax.model import keys, maelm
+from maelm_jax.model.kernels import backends
 from maelm_jax.pretraining import evaluation
 from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import checkpoint, run_rows
@@ -49,7 +50,8 @@ class TrainedModel(typing.NamedTuple):
     @property
     def objective(self) -> objectives.MaskedTokens:
         """The objective whose loss is measured."""
-        return objectives.create(self.experiment, self.vocabulary.size, self.vocabulary.special)
+        sizes = (self.vocabulary.size, self.vocabulary.special)
+        return objectives.create(self.experiment, *sizes, backends.one_device())
 
 
 class Score(typing.NamedTuple):
@@ -219,8 +221,7 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
 
     @jax.jit
     def loss(params: dict, part: np.ndarray, numbers: np.ndarray):
-        with attention.trace_for_one_device():
-            return objective.loss(params, part, numbers, key, False)
+        return objective.loss(params, part, numbers, key, False)
 
     unigram = None if model.rows is None else objective.make_baseline(model.rows).loss(rows)
     measured = []

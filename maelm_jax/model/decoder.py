@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from maelm_jax import config
 from maelm_jax.model import layers, stack
+from maelm_jax.model.kernels.backends import Target
 from maelm_jax.model.model_inputs import SlotInfo
 from maelm_jax.model.positions import RelativeBias
 
@@ -21,7 +22,7 @@ class Decoder(nnx.Module):
     encoder's, a linear map resizes the encoder's states.
     """
 
-    def __init__(self, model: config.Model, rngs: nnx.Rngs):
+    def __init__(self, model: config.Model, rngs: nnx.Rngs, target: Target | None = None):
         settings = model.decoder_settings
         own = settings.stack
         if own.positions == "learned":
@@ -35,6 +36,7 @@ class Decoder(nnx.Module):
             self.resize = layers.Linear(*shape, settings, rngs, own.biases)
         self.settings = settings
         self.decoder = model.decoder
+        self.target = target
 
     def __call__(
         self,
@@ -61,7 +63,7 @@ class Decoder(nnx.Module):
             has_keys = (slots.segments[:, :, None] == visible[:, None, :]).any(axis=2)
             cross = layers.CrossAttentionInputs(self._resize_states(encoded), terms, has_keys)
         terms = layers.compute_terms(own, slots, slots, x.dtype, bias, self.decoder.causal)
-        return stack.run(self.blocks, x, terms, self.settings, cross=cross)
+        return stack.run(self.blocks, x, terms, self.settings, self.target, cross=cross)
 
     def _resize_states(self, x: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         return self.resize(x) if self.resizes else x

@@ -16,8 +16,11 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import attention
+from maelm_jax.model.kernels.attention_tpu import AttentionOutput
+from maelm_jax.model.kernels.layer_norm import layer_norm
+from maelm_jax.model.kernels.linear import linear
 from maelm_jax.model.model_inputs import SlotInfo
-from maelm_jax.model.ops import dropout, gelu, layer_norm, linear, save_for_backward, split_keys
+from maelm_jax.model.ops import dropout, gelu, save_for_backward, split_keys
 from maelm_jax.model.positions import Mask, RelativeBias, compute_rotations
 
 
@@ -89,7 +92,7 @@ def compute_terms(
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalisation over the last axis, with the parameters of `ops.layer_norm`."""
+    """Layer normalisation over the last axis, with a scale and, if set, a bias."""
 
     def __init__(self, settings: config.StackSettings):
         width, has_bias = settings.stack.width, settings.stack.biases
@@ -113,7 +116,6 @@ class Attention(nnx.Module):
         self.out = Linear(width, width, settings, rngs, biases)
         self.heads = settings.stack.heads
         self.dropout = settings.dropout.attention
-        self.backend = settings.compute.attention_backend
 
     def __call__(
         self,
@@ -121,7 +123,7 @@ class Attention(nnx.Module):
         context: Float[Array, "B S D"],
         terms: attention.ScoreTerms,
         keys: Key[Array, " B"] | None = None,
-    ) -> attention.AttentionOutput:
+    ) -> AttentionOutput:
         """Lets each token of `x` attend to the tokens of `context`.
 
         `keys` has one key for each row, for the dropout of the attention weights. None: no dropout.
@@ -137,7 +139,6 @@ class Attention(nnx.Module):
             terms=terms,
             dropout_rate=self.dropout,
             dropout_keys=keys,
-            backend=self.backend,
         )
         return output._replace(states=self.out(output.states))
 

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from maelm_jax.model.kernels.linear import kernel_gradient, product
 from maelm_jax.model.model_inputs import Inputs, take_at_slots
-from maelm_jax.model.ops import kernel_gradient, product
 
 
 class Sums(typing.NamedTuple):

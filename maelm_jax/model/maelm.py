@@ -16,6 +16,8 @@ from maelm_jax import config
 from maelm_jax.model import layers, ops, stack
 from maelm_jax.model.attention import ScoreTerms
 from maelm_jax.model.decoder import Decoder
+from maelm_jax.model.kernels.backends import Target
+from maelm_jax.model.kernels.gather import gather_rows
 from maelm_jax.model.loss import Prediction
 from maelm_jax.model.model_inputs import Inputs, SlotInfo, take_at_slots
 from maelm_jax.model.positions import (
@@ -35,7 +37,14 @@ def table_rows(vocabulary_size: int) -> int:
 class Encoder(nnx.Module):
     """The encoder, which is kept after pretraining. With MAE-LM it reads visible tokens only."""
 
-    def __init__(self, model: config.Model, vocabulary_size: int, pad_id: int, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        model: config.Model,
+        vocabulary_size: int,
+        pad_id: int,
+        rngs: nnx.Rngs,
+        target: Target | None = None,
+    ):
         settings, own = model.encoder_settings, model.encoder
         table = layers.create_embedding(table_rows(vocabulary_size), settings, rngs)
         self.token_embedding = nnx.Param(table[...].at[pad_id].set(0.0))
@@ -48,6 +57,7 @@ class Encoder(nnx.Module):
         self.relative_bias = RelativeBias(settings, rngs) if has_bias else None
         self.blocks = stack.create(settings, rngs)
         self.model = model
+        self.target = target
 
     def __call__(
         self,
@@ -91,7 +101,9 @@ class Encoder(nnx.Module):
         )
         if own.local_attention:
             terms = terms._replace(local=self._compute_local_terms(slots, dtype))
-        states = stack.run(self.blocks, x, terms, settings, keys[1], all_layers=all_layers)
+        states = stack.run(
+            self.blocks, x, terms, settings, self.target, keys[1], all_layers=all_layers
+        )
         return jnp.concatenate([x[None], states]) if all_layers else states
 
     def _compute_local_terms(self, slots: SlotInfo, dtype: jnp.dtype) -> ScoreTerms:
@@ -146,10 +158,11 @@ class MaeLm(nnx.Module):
         vocabulary_size: int,
         special: config.SpecialIds,
         rngs: nnx.Rngs,
+        target: Target | None = None,
     ):
-        self.encoder = Encoder(model, vocabulary_size, special.pad, rngs)
+        self.encoder = Encoder(model, vocabulary_size, special.pad, rngs, target)
         if model.decoder:
-            self.decoder = Decoder(model, rngs)
+            self.decoder = Decoder(model, rngs, target)
         self.head = Head(model, vocabulary_size, rngs)
         self.mask_id = special.mask
         self.model = model
@@ -178,14 +191,14 @@ class MaeLm(nnx.Module):
     def predict(self, inputs: Inputs, keys: Key[Array, " B"] | None = None) -> Prediction:
         """Returns the factors of the logits, from which loss.py computes the loss."""
         encoded = self.encode(inputs, keys)
-        x = ops.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
+        x = gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
         decoder = self.model.decoder
         if decoder:
             x = self._decode(x, encoded, inputs)
         if self.model.causal:  # a token is predicted from the state of the one before it
             x = jnp.roll(x, 1, axis=1)
         if not decoder or decoder.slots == "all":
-            x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
+            x = gather_rows(x, inputs.masked_slots, inputs.masked_index)
         return self.head(x, self.encoder.token_embedding[...])
 
     def _decode(
@@ -203,7 +216,7 @@ class MaeLm(nnx.Module):
         x = jnp.where(refilled[:, :, None], mask_embedding[None, None], x)
         slots = SlotInfo(jnp.where(visible | masked, inputs.segments, 0), inputs.positions)
         if self.model.decoder.slots == "masked":
-            x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
+            x = gather_rows(x, inputs.masked_slots, inputs.masked_index)
             slots = slots.take(inputs.masked_slots)
         encoded_slots = SlotInfo(inputs.segments, inputs.positions).take(inputs.encoder_slots)
         return self.decoder(x, slots, encoded, encoded_slots)
@@ -229,14 +242,28 @@ def define(build: collections.abc.Callable[[nnx.Rngs], nnx.Module]) -> Definitio
     return Definition(nnx.graphdef(nnx.eval_shape(lambda: build(nnx.Rngs(0)))), init)
 
 
-def create(model: config.Model, vocabulary_size: int, special: config.SpecialIds) -> Definition:
-    """Returns the definition of the whole model."""
-    return define(lambda rngs: MaeLm(model, vocabulary_size, special, rngs))
+def create(
+    model: config.Model,
+    vocabulary_size: int,
+    special: config.SpecialIds,
+    target: Target | None = None,
+) -> Definition:
+    """Returns the definition of the whole model.
+
+    `target` are the devices that will compute it: they decide which kernels do. None: all devices
+    of this machine, over which XLA may shard the arrays.
+    """
+    return define(lambda rngs: MaeLm(model, vocabulary_size, special, rngs, target))
 
 
-def encoder_graph(model: config.Model, vocabulary_size: int, pad_id: int) -> nnx.GraphDef:
-    """Returns the encoder's graph: `apply(graph, parameters["encoder"])` is an Encoder."""
-    return define(lambda rngs: Encoder(model, vocabulary_size, pad_id, rngs)).graph
+def encoder_graph(
+    model: config.Model, vocabulary_size: int, pad_id: int, target: Target | None = None
+) -> nnx.GraphDef:
+    """Returns the encoder's graph: `apply(graph, parameters["encoder"])` is an Encoder.
+
+    `target` is that of `create`.
+    """
+    return define(lambda rngs: Encoder(model, vocabulary_size, pad_id, rngs, target)).graph
 
 
 def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:

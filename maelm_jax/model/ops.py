@@ -1,22 +1,16 @@
-"""Primitives with hand-written gradients or dropout, and what a layer saves for its backward pass.
+"""Activations, dropout, and what a layer saves for its backward pass.
 
-Axis letters: B rows, T tokens of a sequence, D width, N slots before a gather, P slots after it. Of
-matrices: R rows, I inputs, O outputs.
+Products, LayerNorm and gathers have hand-written gradients: kernels/. Axis letter: B rows.
 """
 
-import functools
 import math
-import re
 
 import jax
 import jax.numpy as jnp
 from jax import ad_checkpoint
-from jax.experimental import layout
-from jaxtyping import Array, Float, Int, Key, UInt32
+from jaxtyping import Array, Float, Key, UInt32
 
 SAVED = "saved for backward"  # name of the values that `save_for_backward` marks
-# Sizes of the products that `kernel_gradient` rearranges on CPU. At other sizes it gains nothing.
-MOST_COLUMNS, LEAST_ROWS = 256, 256
 
 
 def save_for_backward(x: Array) -> Array:
@@ -26,163 +20,6 @@ def save_for_backward(x: Array) -> Array:
     operations an element cost less than storing and reading the value.
     """
     return ad_checkpoint.checkpoint_name(x, SAVED)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
-def product(
-    subscripts: str, x: Array, y: Array, dtype: jax.typing.DTypeLike | None = None
-) -> Array:
-    """Returns jnp.einsum(subscripts, x, y) in `dtype`; None is the dtype of x. Sums are float32.
-
-    The products of the backward pass have the dtype of x too.
-
-    XLA's CPU compiler uses a processor's matrix units (AMX) for bfloat16 only if the result is
-    float32 and both matrices are stored by rows: the summed axis is the last one of the left matrix
-    and the first one of the right.
-    """
-    dtype = dtype or x.dtype
-
-    def direct(x, y):
-        return jnp.einsum(subscripts, x, y, preferred_element_type=dtype)
-
-    def by_rows(x, y):
-        left, right, out = re.split(",|->", subscripts)
-        (summed,) = set(left) - set(out)
-        batch = "".join(axis for axis in left if axis in right and axis in out)
-        columns = "".join(axis for axis in right if axis not in batch + summed)
-        x_axes, y_axes = left.replace(summed, "") + summed, batch + summed + columns
-        x = _store(jnp.einsum(f"{left}->{x_axes}", x))
-        y = _store(jnp.einsum(f"{right}->{y_axes}", y))
-        wide = jnp.einsum(f"{x_axes},{y_axes}->{out}", x, y, preferred_element_type=jnp.float32)
-        return wide.astype(dtype)
-
-    if x.dtype != jnp.bfloat16:
-        return direct(x, y)
-    return jax.lax.platform_dependent(x, y, cpu=by_rows, default=direct)
-
-
-def _store(x: Array) -> Array:
-    """Stores the axes of x in their order."""
-    return layout.with_layout_constraint(x, layout.Layout(tuple(range(x.ndim))))
-
-
-def _product_forward(subscripts, x, y, dtype):
-    return product(subscripts, x, y, dtype), (x, y)
-
-
-def _product_backward(subscripts, _, saved, d):
-    (x, y), (left, right, out) = saved, re.split(",|->", subscripts)
-    d = d.astype(x.dtype)
-    d_x = product(f"{out},{right}->{left}", d, y)
-    return d_x, product(f"{left},{out}->{right}", x, d, y.dtype)
-
-
-product.defvjp(_product_forward, _product_backward)
-
-
-@jax.custom_vjp
-def linear(
-    x: Float[Array, "R I"], kernel: Float[Array, "I O"], bias: Float[Array, " O"] | None
-) -> Float[Array, "R O"]:
-    """Returns x kernel + bias in the dtype of x, with the gradients of the functions below."""
-    y = product("ri,io->ro", x, kernel)
-    return y if bias is None else y + bias.astype(y.dtype)[None]
-
-
-def _linear_forward(x, kernel, bias):
-    return linear(x, kernel, bias), (x, kernel, bias)
-
-
-def _linear_backward(saved, d_y):
-    x, kernel, bias = saved
-    d_bias = None if bias is None else bias_gradient(d_y, bias.dtype)
-    d_x = product("ro,io->ri", d_y, kernel)
-    return d_x, kernel_gradient(x, d_y, kernel.dtype), d_bias
-
-
-linear.defvjp(_linear_forward, _linear_backward)
-
-
-def bias_gradient(d_y: Float[Array, "R O"], dtype: jnp.dtype) -> Float[Array, " O"]:
-    """Returns the sum of the rows of d_y in `dtype`: the gradient of a bias.
-
-    On accelerators it is a product with rows of ones. By the compilers' estimates a sum takes
-    longer, and the gradient of GELU too, with which XLA fuses it (docs/notes/gpu_step.md).
-    """
-
-    def sum_by_product(d_y):
-        ones = jnp.ones((8, len(d_y)), d_y.dtype)  # rows of a tile; fewer were not tried
-        return jnp.einsum("nr,ro->no", ones, d_y, preferred_element_type=dtype)[0]
-
-    return jax.lax.platform_dependent(
-        d_y, cpu=lambda d_y: d_y.sum(axis=0, dtype=dtype), default=sum_by_product
-    )
-
-
-def kernel_gradient(
-    x: Float[Array, "R I"], d_y: Float[Array, "R O"], dtype: jnp.dtype
-) -> Float[Array, "I O"]:
-    """Returns x^T d_y in `dtype`: the gradient of a kernel.
-
-    x are the kernel's inputs, and d_y is the gradient of its outputs.
-
-    XLA's CPU compiler multiplies small float32 matrices up to twice as fast if the narrower one is
-    on the left (docs/notes/performance.md).
-    """
-    if x.dtype == jnp.bfloat16:
-        return product("ri,ro->io", x, d_y, dtype)
-
-    def direct(left, right):
-        return product("ri,ro->io", left, right, dtype)
-
-    def narrower_left(x, d_y):
-        (rows, inputs), outputs = x.shape, d_y.shape[1]
-        if inputs <= outputs or outputs > MOST_COLUMNS or rows < LEAST_ROWS:
-            return direct(x, d_y)
-        # Without the barrier, XLA makes the transposition a part of the product.
-        return jax.lax.optimization_barrier(direct(d_y, x)).T
-
-    return jax.lax.platform_dependent(x, d_y, cpu=narrower_left, default=direct)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def layer_norm(
-    x: Float[Array, "B T D"],
-    scale: Float[Array, " D"],
-    bias: Float[Array, " D"] | None,
-    epsilon: float,
-) -> Float[Array, "B T D"]:
-    """Normalises the last axis with the biased variance, as PyTorch does.
-
-    It computes in float32, in two passes (mean, variance). The result has the dtype of x.
-    """
-    return _layer_norm_forward(x, scale, bias, epsilon)[0]
-
-
-def _layer_norm_forward(x, scale, bias, epsilon):
-    wide = x.astype(jnp.float32)
-    mean = save_for_backward(wide.mean(axis=-1, keepdims=True))
-    inverse = save_for_backward(
-        jax.lax.rsqrt(jnp.square(wide - mean).mean(axis=-1, keepdims=True) + epsilon)
-    )
-    y = (wide - mean) * inverse * scale[None, None]
-    if bias is not None:
-        y = y + bias[None, None]
-    return y.astype(x.dtype), (x, mean, inverse, scale, bias)
-
-
-def _layer_norm_backward(epsilon, saved, dy):
-    x, mean, inverse, scale, bias = saved
-    normal, dy = (x.astype(jnp.float32) - mean) * inverse, dy.astype(jnp.float32)
-    d = dy * scale[None, None]
-    dx = inverse * (
-        d - d.mean(axis=-1, keepdims=True) - normal * (d * normal).mean(axis=-1, keepdims=True)
-    )
-    d_bias = None if bias is None else dy.sum(axis=(0, 1))
-    return dx.astype(x.dtype), (dy * normal).sum(axis=(0, 1)), d_bias
-
-
-layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
@@ -262,31 +99,3 @@ def dropout(
     keep_mask = bits >= jnp.uint32(dropout_threshold(rate))
     scaled = (x.astype(jnp.float32) * jnp.float32(1.0 / (1.0 - rate))).astype(x.dtype)
     return jnp.where(keep_mask, scaled, jnp.zeros((), x.dtype))
-
-
-@jax.custom_vjp
-def gather_rows(
-    x: Float[Array, "B N D"], index: Int[Array, "B P"], inverse: Int[Array, "B N"]
-) -> Float[Array, "B P D"]:
-    """Computes y[p] = x[index[p]] in each row of the batch; 0 where index[p] = N.
-
-    The backward pass is a gather with `inverse`. It needs no scatter-add and is deterministic.
-
-    Args:
-        x: Values to gather.
-        index: Slots to read, each at most once; N where p is empty.
-        inverse: Inverse of `index`: the p that reads a slot, or P where none does.
-
-    Returns:
-        The gathered values.
-    """
-    gathered = jnp.take_along_axis(
-        x, jnp.minimum(index, x.shape[1] - 1)[:, :, None], axis=1, mode="promise_in_bounds"
-    )
-    return jnp.where((index < x.shape[1])[:, :, None], gathered, jnp.zeros((), x.dtype))
-
-
-gather_rows.defvjp(
-    lambda x, index, inverse: (gather_rows(x, index, inverse), (index, inverse)),
-    lambda saved, dy: (gather_rows(dy, saved[1], saved[0]), None, None),
-)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Key
 
 from maelm_jax import config
 from maelm_jax.model import attention, layers, ops
+from maelm_jax.model.kernels import attention_cudnn, backends
 from maelm_jax.model.layers import Block
 
 
@@ -87,7 +88,7 @@ def create(
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
 
 
-def should_scan(compute: config.Compute, target: attention.Target) -> bool:
+def should_scan(compute: config.Compute, target: backends.Target) -> bool:
     """Returns whether the layers are one compiled body in a loop (`Compute.scan_layers`).
 
     An accelerator waits for the copies of a loop: each pass reads a layer's parameters from the
@@ -106,6 +107,7 @@ def run(
     x: Float[Array, "B T D"],
     terms: attention.ScoreTerms,
     settings: config.StackSettings,
+    target: backends.Target | None = None,
     keys: Key[Array, " B"] | None = None,
     cross: layers.CrossAttentionInputs | None = None,
     all_layers: bool = False,
@@ -121,6 +123,7 @@ def run(
         x: Normalized states that enter the first layer.
         terms: What changes the scores of self-attention in every layer.
         settings: With `Compute.rematerialise`, only the layers' inputs are kept.
+        target: The devices that compute the layers. None: all devices of this machine.
         keys: Keys of dropout, one for each row. None: no dropout. A stack with cross-attention has
             none.
         cross: What cross-attention reads. None: there is no cross-attention.
@@ -129,17 +132,17 @@ def run(
     Returns:
         The normalized states [B, T, D] after the last layer, or [N, B, T, D] with `all_layers`.
     """
+    target = target or backends.this_machine()
     graph, parameters = nnx.split(blocks)
-    target = attention.current_target()
     if target.platform == "gpu":  # by layer, the casts are 190 more launches of base (estimated)
         parameters = _cast_matrices(parameters, x.dtype)
     depth, slots = settings.stack.layers, x.shape[1]
     if blocks.attends_to != "cross":
         rate = 0.0 if keys is None else settings.dropout.attention
-        terms = attention.prepare_terms(terms, settings, slots, slots, rate)
+        terms = attention.prepare_terms(terms, settings, target, slots, slots, rate)
     if cross is not None:
         cross_terms = attention.prepare_terms(
-            cross.terms, settings, slots, cross.states.shape[1], dropout_rate=0.0
+            cross.terms, settings, target, slots, cross.states.shape[1], dropout_rate=0.0
         )
         # XLA sums the gradients of a bias of cross-attention: no carrier goes through the layers.
         cross = cross._replace(terms=cross_terms._replace(carrier=None))
@@ -199,7 +202,7 @@ def _checkpoint_layer(
     that the layer alone is the body of a loop.
     """
     policy = jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.save_only_these_names(ops.SAVED), attention.saves_cudnn_outputs
+        jax.checkpoint_policies.save_only_these_names(ops.SAVED), attention_cudnn.saves_outputs
     )
     if saves_nothing:
         policy = jax.checkpoint_policies.nothing_saveable

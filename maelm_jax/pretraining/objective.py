@@ -15,15 +15,19 @@ from jaxtyping import Array, Int, Key, UInt32
 from maelm_jax import config
 from maelm_jax.data import prepare
 from maelm_jax.model import keys, loss, maelm, masking
+from maelm_jax.model.kernels import backends
 from maelm_jax.pretraining import unigram
 from maelm_jax.training import optimizers, sharding, step
 
 
 def create(
-    experiment: config.Experiment, vocabulary_size: int, special: config.SpecialIds
+    experiment: config.Experiment,
+    vocabulary_size: int,
+    special: config.SpecialIds,
+    target: backends.Target | None = None,
 ) -> "MaskedTokens":
-    """Returns the objective of an experiment."""
-    definition = maelm.create(experiment.model, vocabulary_size, special)
+    """Returns the objective of an experiment. `target` is that of `maelm.create`."""
+    definition = maelm.create(experiment.model, vocabulary_size, special, target)
     return MaskedTokens(experiment, vocabulary_size, special, definition)
 
 
@@ -110,7 +114,8 @@ def abstract_step(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> Abs
     `Vocabulary.size` ids.
     """
     size, run = experiment.vocabulary.size, experiment.run
-    objective = create(experiment, size, config.SpecialIds.of_size(size))
+    target = backends.mesh_target(mesh)
+    objective = create(experiment, size, config.SpecialIds.of_size(size), target)
     optimizer = optimizers.create(experiment.optimizer, experiment.compute.dtype)
     state = step.state_shapes(objective.init, optimizer, mesh)
     rows = NamedSharding(mesh, sharding.BATCH)

@@ -9,6 +9,7 @@ from maelm_jax import config
 from maelm_jax.analysis import monitor
 from maelm_jax.data import batches, prepare, vocabularies
 from maelm_jax.encoders import source
+from maelm_jax.model.kernels import backends
 from maelm_jax.pretraining import evaluation, start, summary
 from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import (
@@ -66,7 +67,8 @@ def pretrain(
     special = vocabulary.special
 
     # Model.
-    objective = objectives.create(experiment, vocabulary.size, special)
+    target = backends.mesh_target(mesh)
+    objective = objectives.create(experiment, vocabulary.size, special, target)
     optimizer = optimizers.create(experiment.optimizer, experiment.compute.dtype)
     shapes = step.state_shapes(objective.init, optimizer, mesh)
 

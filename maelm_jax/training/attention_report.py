@@ -7,7 +7,8 @@ import dataclasses
 import jax
 
 from maelm_jax import config
-from maelm_jax.model import attention, masking, positions, stack
+from maelm_jax.model import masking, positions, stack
+from maelm_jax.model.kernels import backends
 
 
 def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
@@ -42,11 +43,11 @@ def describe_encoder(
 
 
 def _describe_calls(
-    calls: dict[str, attention.Call], compute: config.Compute, mesh: jax.sharding.Mesh
+    calls: dict[str, backends.Call], compute: config.Compute, mesh: jax.sharding.Mesh
 ) -> str:
-    target, parts_of = attention.mesh_target(mesh), collections.defaultdict(list)
+    target, parts_of = backends.mesh_target(mesh), collections.defaultdict(list)
     for part, call in calls.items():
-        choice = attention.choose_backend(compute.attention_backend, call, target)
+        choice = backends.choose_backend(compute.attention_backend, call, target)
         parts_of[choice].append(part)
     lines = [
         f"{choice.backend} in {', '.join(parts)} ({choice.reason})"
@@ -57,7 +58,7 @@ def _describe_calls(
     return f"attention: {'; '.join(lines)}"
 
 
-def _calls(experiment: config.Experiment) -> dict[str, attention.Call]:
+def _calls(experiment: config.Experiment) -> dict[str, backends.Call]:
     """Returns the shapes of the attention of each part of the model in training."""
     model, length = experiment.model, experiment.corpus.sequence_length
     sizes = masking.budget(experiment.objective, length)
@@ -66,25 +67,25 @@ def _calls(experiment: config.Experiment) -> dict[str, attention.Call]:
         settings, has_bias = model.decoder_settings, decoder.relative_bias
         slots = sizes.masked if decoder.slots == "masked" else length
         if "self" in decoder.attention:
-            calls["decoder"] = attention.describe_call(settings, slots, slots, 0.0, has_bias)
+            calls["decoder"] = backends.describe_call(settings, slots, slots, 0.0, has_bias)
         if "cross" in decoder.attention:
-            calls["cross-attention"] = attention.describe_call(
+            calls["cross-attention"] = backends.describe_call(
                 settings, slots, sizes.visible, 0.0, has_bias
             )
     return calls
 
 
-def _encoder_calls(model: config.Model, slots: int, of: str = "") -> dict[str, attention.Call]:
+def _encoder_calls(model: config.Model, slots: int, of: str = "") -> dict[str, backends.Call]:
     calls = {f"encoder{of}": _encoder_call(model, slots)}
     if model.encoder.local_attention:
         block = positions.choose_block(model.encoder.local_attention, slots)
-        calls[f"local layers{of}"] = _encoder_call(model, block)._replace(
-            keys=min(3 * block, slots), has_dense_mask=True
+        calls[f"local layers{of}"] = backends.describe_local_call(
+            model.encoder_settings, slots, block, model.dropout.attention
         )
     return calls
 
 
-def _encoder_call(model: config.Model, slots: int) -> attention.Call:
+def _encoder_call(model: config.Model, slots: int) -> backends.Call:
     has_bias = model.encoder.relative_buckets != "none"
     settings = model.encoder_settings
-    return attention.describe_call(settings, slots, slots, model.dropout.attention, has_bias)
+    return backends.describe_call(settings, slots, slots, model.dropout.attention, has_bias)

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from maelm_jax.model import attention, stack
+from maelm_jax.model import stack
 from maelm_jax.training import sharding
 
 
@@ -33,16 +33,12 @@ def each_device(
 
     `function` is called as `function(params, key, batch, row_numbers)`. `params_specs` is the
     result of `specs`. Returns the function of the global arrays, whose results are sharded as
-    `out_specs`.
+    `out_specs`. A model in it is one for `backends.mesh_target(mesh)`.
     """
     in_specs = (params_specs, PartitionSpec(), sharding.BATCH, sharding.BATCH)
 
-    def traced_for_mesh(*arguments):
-        with attention.trace_for(attention.mesh_target(mesh)):
-            return function(*arguments)
-
     return jax.shard_map(
-        traced_for_mesh,
+        function,
         mesh=mesh,
         in_specs=in_specs,
         out_specs=out_specs,

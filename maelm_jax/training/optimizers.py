@@ -19,7 +19,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from maelm_jax import config
-from maelm_jax.model import ops
+from maelm_jax.model.kernels.linear import product
 from maelm_jax.training import sharding
 
 MUON_RMS = 0.2  # root mean square of Muon's update of a matrix, as AdamW's typically is
@@ -151,7 +151,7 @@ def _iterate(
     a, b, c = NEWTON_SCHULZ
 
     def multiply(subscripts, left, right):
-        return ops.product(subscripts, left.astype(dtype), right.astype(dtype), jnp.float32)
+        return product(subscripts, left.astype(dtype), right.astype(dtype), jnp.float32)
 
     square = functools.partial(multiply, "rs,st->rt")
     gram = multiply("rc,sc->rs", x, x)

@@ -13,7 +13,8 @@ from testing import encoder_states, padded_ids, unflatten
 import maelm_jax
 from maelm_jax import config, embed, export
 from maelm_jax.encoders import inference
-from maelm_jax.model import attention, maelm, model_inputs
+from maelm_jax.model import maelm, model_inputs
+from maelm_jax.model.kernels import backends
 
 LINES = ["a short line", "", "The encoder reads the visible tokens only; the part that is kept after pretraining. " * 9, "a short line", "é 🙂", "x"]
 TEXTS = ["The value of the <mask> is used.", "[MASK] is a <mask> of an object, and an object has a value.", "the<mask>"]
@@ -253,7 +254,7 @@ def test_a_run_of_another_kind_of_device_is_loaded(make_workdir, tmp_path):
 def test_an_encoder_that_one_of_several_devices_computes_has_fused_attention(workdirs, monkeypatch):
     """The eight devices of this machine do not make XLA shard its arrays."""
     targets = []
-    original = attention.choose_backend
-    monkeypatch.setattr(attention, "choose_backend", lambda *call: targets.append(call[2]) or original(*call))
+    original = backends.choose_backend
+    monkeypatch.setattr(backends, "choose_backend", lambda *call: targets.append(call[2]) or original(*call))
     maelm_jax.load_encoder(workdirs["mpnet"]).encode(["A text."])
     assert targets and {target.devices for target in targets} == {1}

@@ -21,7 +21,8 @@ from maelm_jax import config  # noqa: E402
 from maelm_jax.encoders import decoder_file, source  # noqa: E402
 from maelm_jax.encoders.encoder import Encoder  # noqa: E402
 from maelm_jax.measuring import pairs  # noqa: E402
-from maelm_jax.model import maelm, model_inputs, ops  # noqa: E402
+from maelm_jax.model import maelm, model_inputs  # noqa: E402
+from maelm_jax.model.kernels.gather import gather_rows  # noqa: E402
 
 LENGTH = 40
 SMALL = {"layers": 2, "width": 32, "heads": 4, "feed_forward": 48, "max_positions": 48, "decoder_layers": 2}
@@ -124,7 +125,7 @@ def test_logits_at_a_visible_token_are_those_of_the_decoder_there(vocabulary, tm
     graph, _ = maelm.create(encoder.model, vocabulary.size, vocabulary.special)
     model = maelm.apply(graph, jax.tree.map(jnp.asarray, encoder.prediction_tree()))
     encoded = model.encode(inputs)
-    states = model._decode(ops.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots), encoded, inputs)
+    states = model._decode(gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots), encoded, inputs)
     expected = np.asarray(model.head(states, model.encoder.token_embedding[...]).logits)[0, :, : vocabulary.size]
     with torch.no_grad():
         theirs = load(tmp_path / "folder")(torch.tensor(np.where(masked, vocabulary.mask, ids)).long()).logits[0]

@@ -12,7 +12,8 @@ from testing import mesh_of
 
 from maelm_jax import config, gin_files
 from maelm_jax.model import attention, ops, positions
-from maelm_jax.model.attention import Call, Target
+from maelm_jax.model.kernels import attention_cudnn, backends
+from maelm_jax.model.kernels.backends import Backend, Call, Target
 from maelm_jax.pretraining import objective
 
 CPU, H100 = Target("cpu", "cpu"), Target("gpu", "NVIDIA H100", has_cudnn=True)
@@ -33,7 +34,7 @@ def test_blocks_of_a_window_see_what_the_window_does(block):
     def attended(qkv, block, is_divided):
         mask = positions.make_window_mask(segments, at, 8, block, jnp.dtype("float32"))
         terms = attention.ScoreTerms(mask=mask, block=block if is_divided else None)
-        return (attention.attend(*qkv, heads=2, terms=terms, backend="xla").states * weight).sum()
+        return (attention.attend(*qkv, heads=2, terms=terms).states * weight).sum()
 
     value_and_gradient = jax.jit(jax.value_and_grad(attended), static_argnums=(1, 2))
     results = [value_and_gradient((q, k, v), *how) for how in ((block, True), (37, False))]
@@ -68,7 +69,7 @@ def test_blocks_of_a_window_see_what_the_window_does(block):
     ],
 )
 def test_auto_takes_the_fused_backend_that_can_compute_the_call_and_says_why(target, changes, backend, reason):
-    choice = attention.choose_backend("auto", BASE._replace(**changes), target)
+    choice = backends.choose_backend("auto", BASE._replace(**changes), target)
     assert choice.backend == backend and reason in choice.reason
 
 
@@ -84,15 +85,15 @@ def test_auto_takes_the_fused_backend_that_can_compute_the_call_and_says_why(tar
 )
 def test_cudnn_is_for_nvidia_gpus_from_ampere_on(platform, capability, expected):
     device = types.SimpleNamespace(platform=platform, device_kind="any", compute_capability=capability)
-    target = attention.device_target(device)
+    target = backends.device_target(device)
     assert (target.platform, target.has_cudnn) == expected
 
 
 def test_a_backend_that_cannot_compute_is_refused():
     for backend, changes, target in (("cudnn", {}, CPU), ("pallas_tpu", {"heads": 11}, CPU), ("cudnn", {"dropout_rate": 0.1}, H100)):
         with pytest.raises(config.ConfigError, match="Compute.attention_backend"):
-            attention.choose_backend(backend, BASE._replace(**changes), target)
-    assert attention.choose_backend("pallas_tpu", BASE, CPU).backend == "pallas_tpu"
+            backends.choose_backend(backend, BASE._replace(**changes), target)
+    assert backends.choose_backend("pallas_tpu", BASE, CPU).backend == "pallas_tpu"
 
 
 @pytest.fixture
@@ -110,18 +111,18 @@ def test_each_layer_calls_cudnn_once_forward_and_once_backward(bias_heads, maske
     def loss(x, bias):
         mask = positions.Mask(jnp.ones((rows, slots), jnp.int32), jnp.ones((rows, slots), jnp.int32)) if masked else None
         named = jax.checkpoint_policies.save_only_these_names(ops.SAVED)
-        policy = jax.checkpoint_policies.save_from_both_policies(named, attention.saves_cudnn_outputs)
+        policy = jax.checkpoint_policies.save_from_both_policies(named, attention_cudnn.saves_outputs)
 
         @functools.partial(jax.checkpoint, prevent_cse=False, policy=policy)
         def layer(x, _):
-            return attention.attend(x, x, x, heads=heads, terms=attention.ScoreTerms(bias, mask)).states, None
+            terms = attention.ScoreTerms(bias, mask, backend=Backend("cudnn", H100))
+            return attention.attend(x, x, x, heads=heads, terms=terms).states, None
 
         return jax.lax.scan(layer, x, jnp.arange(LAYERS))[0].astype(jnp.float32).sum()
 
     x = jax.ShapeDtypeStruct((rows, slots, width), jnp.bfloat16)
     bias = jax.ShapeDtypeStruct((rows, bias_heads, slots, slots), jnp.bfloat16) if bias_heads else None
-    with attention.trace_for(H100):
-        text = jax.jit(jax.grad(loss, argnums=(0, 1))).trace(x, bias).lower(lowering_platforms=("cuda",)).as_text()
+    text = jax.jit(jax.grad(loss, argnums=(0, 1))).trace(x, bias).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count(f"@__cudnn$fmha{kind}(") == 1
     assert text.count(f"@__cudnn$fmha{kind}Backward(") == 1
     assert "4x24x24xf32" not in text, "float32 scores"
@@ -129,7 +130,7 @@ def test_each_layer_calls_cudnn_once_forward_and_once_backward(bias_heads, maske
 
 @pytest.mark.usefixtures("cudnn_installed")
 def test_the_step_of_modern_base_gives_cudnn_no_bias_and_takes_no_gradient_of_one(monkeypatch):
-    monkeypatch.setattr(attention, "mesh_target", lambda mesh: H100._replace(sharded_rows=True))
+    monkeypatch.setattr(backends, "mesh_target", lambda mesh: H100._replace(sharded_rows=True))
     experiment = gin_files.load(["modern_base.gin"], ["BATCH_SIZE=2", "Encoder.layers=2", "Decoder.layers=2", "Vocabulary.size=512"])
     inputs = objective.abstract_step(experiment, mesh_of(1, 1, 1))
     text = inputs.train_step.trace(*inputs.arguments).lower(lowering_platforms=("cuda",)).as_text()
@@ -153,11 +154,11 @@ def test_masks_given_to_cudnn_hide_what_those_of_xla_hide(monkeypatch, head_size
     weight = jnp.where((segments > 0)[:, :, None], weight, 0)
 
     def attended(q, k, v, backend):
-        terms = attention.ScoreTerms(mask=positions.Mask(segments, segments, causal))
-        states = attention.attend(q, k, v, heads=heads, terms=terms, backend=backend).states
+        terms = attention.ScoreTerms(mask=positions.Mask(segments, segments, causal), backend=Backend(backend, H100))
+        states = attention.attend(q, k, v, heads=heads, terms=terms).states
         return (states * weight).astype(jnp.float32).sum(), states
 
-    with attention.trace_for(H100), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         ours, theirs = (jax.value_and_grad(attended, argnums=(0, 1, 2), has_aux=True)(q, k, v, backend) for backend in ("cudnn", "xla"))
     assert calls == [("cudnn", head_size < 128)]
     seen = (segments > 0)[:, :, None]
@@ -177,8 +178,9 @@ def test_on_several_devices_the_calls_are_not_left_to_a_partitioner(tensor, has_
 
     def loss(x, bias):
         mask = None if has_bias else positions.Mask(*[jnp.ones(x.shape[:2], jnp.int32)] * 2)
-        with attention.trace_for(H100._replace(devices=mesh.size, tensor=tensor, sharded_rows=True)):
-            states = attention.attend(x, x, x, heads=heads, terms=attention.ScoreTerms(bias, mask)).states
+        target = H100._replace(devices=mesh.size, tensor=tensor, sharded_rows=True)
+        terms = attention.ScoreTerms(bias, mask, backend=Backend("cudnn", target))
+        states = attention.attend(x, x, x, heads=heads, terms=terms).states
         return jax.lax.psum(states.astype(jnp.float32).sum(), ("data", "fsdp"))
 
     gradient = jax.grad(loss, argnums=(0, 1) if has_bias else 0)

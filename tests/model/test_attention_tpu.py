@@ -10,9 +10,11 @@ import pytest
 from testing import mesh_of, model_of
 
 from maelm_jax.model import attention, positions
+from maelm_jax.model.kernels import backends
 
 RATE = 0.2
 NAMES = ("states", "dq", "dk", "dv", "d_bias")
+BACKENDS = {name: backends.Backend(name, backends.Target("cpu", "cpu")) for name in ("xla", "pallas_tpu")}
 
 
 class Case(typing.NamedTuple):
@@ -52,8 +54,8 @@ def results(backend: str, *, arrays, d_states, mask, dropout_keys, heads) -> dic
     """The states, and the gradients of queries, keys, values and bias."""
 
     def states(q, k, v, bias):
-        terms = attention.ScoreTerms(bias, mask)
-        return attention.attend(q, k, v, heads=heads, terms=terms, dropout_rate=RATE, dropout_keys=dropout_keys, backend=backend).states
+        terms = attention.ScoreTerms(bias, mask, backend=BACKENDS[backend])
+        return attention.attend(q, k, v, heads=heads, terms=terms, dropout_rate=RATE, dropout_keys=dropout_keys).states
 
     @jax.jit
     def states_and_gradients(arrays, d_states):
@@ -93,15 +95,15 @@ def test_a_carrier_sums_the_gradients_of_a_bias_that_layers_share():
         """The sum over layers, the carrier going from one to the next through the scan, as in the model."""
 
         def layer(carrier, scale):
-            terms = attention.ScoreTerms(bias, None, carrier)
-            output = attention.attend(q * scale, k, v, heads=case.heads, terms=terms, backend="pallas_tpu")
+            terms = attention.ScoreTerms(bias, None, carrier, backend=BACKENDS["pallas_tpu"])
+            output = attention.attend(q * scale, k, v, heads=case.heads, terms=terms)
             return output.carrier, (output.states * inputs["d_states"]).sum()
 
         return jax.lax.scan(layer, bias, jnp.arange(1.0, layers + 1.0))[1].sum()
 
     def by_xla(bias):
         terms = attention.ScoreTerms(bias)
-        attend = functools.partial(attention.attend, heads=case.heads, terms=terms, backend="xla")
+        attend = functools.partial(attention.attend, heads=case.heads, terms=terms)
         states = [attend(q * scale, k, v).states for scale in range(1, layers + 1)]
         return sum((x * inputs["d_states"]).sum() for x in states)
 
@@ -116,15 +118,14 @@ def test_devices_divide_the_heads_of_a_kernel():
     inputs, mesh = inputs_of(case), mesh_of(2, 1, 2)
     (q, k, v, bias), d_states = inputs["arrays"], inputs["d_states"]
 
-    def states(q, k, v, bias, keys, *, backend="pallas_tpu"):
-        terms = attention.prepare_terms(
-            attention.ScoreTerms(bias), model_of(width=256, heads=4, attention_backend=backend).encoder_settings, 16, 16, RATE
-        )
-        return attention.attend(q, k, v, heads=4, terms=terms, dropout_rate=RATE, dropout_keys=keys, backend=backend)
+    def states(q, k, v, bias, keys, *, backend="pallas_tpu", target=None):
+        settings = model_of(width=256, heads=4, attention_backend=backend).encoder_settings
+        target = target or backends.this_machine()
+        terms = attention.prepare_terms(attention.ScoreTerms(bias), settings, target, 16, 16, RATE)
+        return attention.attend(q, k, v, heads=4, terms=terms, dropout_rate=RATE, dropout_keys=keys)
 
     def on_each_device(*arguments):
-        with attention.trace_for(attention.mesh_target(mesh)):
-            return states(*arguments).states
+        return states(*arguments, target=backends.mesh_target(mesh)).states
 
     rows = jax.sharding.PartitionSpec(("data", "fsdp"))
     divided = jax.shard_map(on_each_device, mesh=mesh, in_specs=(rows,) * 5, out_specs=rows, axis_names={"data", "fsdp"}, check_vma=False)

@@ -9,6 +9,7 @@ import pytest
 import scipy.special
 
 from maelm_jax.model import ops
+from maelm_jax.model.kernels import linear as products
 
 ROUNDING = 2**-8 + 2**-10  # half a unit in bfloat16's last place, and float32's own error in the tail
 
@@ -39,7 +40,7 @@ def test_bfloat16_products_and_their_gradients_sum_in_float32(subscripts, platfo
         jax.random.normal(jax.random.key(number), [sizes[axis] for axis in axes]).astype(jnp.bfloat16)
         for number, axes in enumerate((left, right, out))
     )
-    found, backward = jax.vjp(lambda x, y: ops.product(subscripts, x, y), x, y)
+    found, backward = jax.vjp(lambda x, y: products.product(subscripts, x, y), x, y)
     exact, exact_backward = jax.vjp(lambda x, y: jnp.einsum(subscripts, x, y), *(part.astype(jnp.float32) for part in (x, y)))
     for ours, theirs in zip((found, *backward(d)), (exact, *exact_backward(d.astype(jnp.float32))), strict=True):
         assert ours.dtype == jnp.bfloat16
@@ -49,10 +50,10 @@ def test_bfloat16_products_and_their_gradients_sum_in_float32(subscripts, platfo
 @pytest.mark.parametrize(
     "rows,inputs,outputs,transposed",
     [
-        (ops.LEAST_ROWS, 64, 8, True),
-        (ops.LEAST_ROWS, 8, 64, False),
-        (ops.LEAST_ROWS - 1, 64, 8, False),
-        (ops.LEAST_ROWS, 512, ops.MOST_COLUMNS + 8, False),
+        (products.LEAST_ROWS, 64, 8, True),
+        (products.LEAST_ROWS, 8, 64, False),
+        (products.LEAST_ROWS - 1, 64, 8, False),
+        (products.LEAST_ROWS, 512, products.MOST_COLUMNS + 8, False),
     ],
 )
 def test_the_gradient_of_a_kernel_is_a_product_with_the_narrower_factor_on_the_left(rows, inputs, outputs, transposed):
@@ -63,7 +64,7 @@ def test_the_gradient_of_a_kernel_is_a_product_with_the_narrower_factor_on_the_l
         return jax.jit(lambda x, kernel, d_y: jax.vjp(product, x, kernel)[1](d_y))
 
     def linear(x, kernel):
-        return ops.linear(x, kernel, None)
+        return products.linear(x, kernel, None)
 
     found, expected = (gradients(product)(x, kernel, d_y) for product in (linear, jnp.matmul))
     for ours, plain in zip(found, expected, strict=True):
@@ -79,7 +80,7 @@ def test_the_gradient_of_a_bias_is_the_sum_of_the_rows_on_each_platform(platform
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, default, **by_platform: by_platform.get(platform, default)(*x))
     d_y = jax.random.normal(jax.random.key(0), (300, 24)).astype(jnp.bfloat16)
     x, kernel, bias = jnp.zeros((300, 8), jnp.bfloat16), jnp.zeros((8, 24), jnp.bfloat16), jnp.arange(24.0)
-    y, backward = jax.vjp(ops.linear, x, kernel, bias)
+    y, backward = jax.vjp(products.linear, x, kernel, bias)
     np.testing.assert_array_equal(y, np.broadcast_to(bias, y.shape))
     gradient = backward(d_y)[2]
     assert gradient.dtype == jnp.float32

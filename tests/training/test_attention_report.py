@@ -6,7 +6,7 @@ import pytest
 from testing import experiment_of, mesh_of, model_of, objective_of
 
 from maelm_jax import config
-from maelm_jax.model import attention
+from maelm_jax.model.kernels import backends
 from maelm_jax.training import attention_report
 
 
@@ -27,13 +27,13 @@ def test_parts_with_the_same_choice_are_named_together(mesh):
 
 def test_lengths_with_different_choices_are_named_apart(mesh, monkeypatch):
     assert attention_report.describe_encoder(experiment(), [36, 64], mesh).startswith("attention: xla in encoder of 36 slots, encoder of 64 slots (")
-    monkeypatch.setattr(attention, "mesh_target", lambda mesh: attention.Target("tpu", "TPU v5 lite"))
+    monkeypatch.setattr(backends, "mesh_target", lambda mesh: backends.Target("tpu", "TPU v5 lite"))
     line = attention_report.describe_encoder(experiment(dtype="bfloat16"), [36, 64, 128], mesh)
     assert line.startswith("attention: xla in encoder of 36 slots (") and "; pallas_tpu in encoder of 64 slots, encoder of 128 slots (" in line
 
 
 def test_local_layers_are_described_by_themselves(mesh, monkeypatch):
-    monkeypatch.setattr(attention, "mesh_target", lambda mesh: attention.Target("tpu", "TPU v5 lite"))
+    monkeypatch.setattr(backends, "mesh_target", lambda mesh: backends.Target("tpu", "TPU v5 lite"))
     modern = experiment(positions="rotary", relative_buckets="none", local_attention=128, dtype="bfloat16")
     line = attention_report.describe(modern, mesh)
     assert line.startswith("attention: pallas_tpu in encoder, decoder (") and "; xla in local layers (" in line
@@ -41,7 +41,7 @@ def test_local_layers_are_described_by_themselves(mesh, monkeypatch):
 
 def test_layers_that_are_no_loop_are_named(mesh, monkeypatch):
     assert attention_report.describe(experiment(scan_layers=False), mesh).endswith("; each layer compiled by itself")
-    monkeypatch.setattr(attention, "mesh_target", lambda mesh: attention.Target("gpu", "NVIDIA H200", has_cudnn=True))
+    monkeypatch.setattr(backends, "mesh_target", lambda mesh: backends.Target("gpu", "NVIDIA H200", has_cudnn=True))
     assert attention_report.describe_encoder(experiment(), [64], mesh).endswith("; each layer compiled by itself")
     assert "compiled" not in attention_report.describe(experiment(scan_layers=True), mesh)
 
@@ -59,7 +59,7 @@ def test_evaluations_at_another_mask_rate_are_checked_and_described_too(mesh):
 
 
 def test_evaluations_take_the_attention_of_no_dropout(mesh, monkeypatch):
-    monkeypatch.setattr(attention, "mesh_target", lambda mesh: attention.Target("gpu", "NVIDIA H100 80GB HBM3", has_cudnn=True))
+    monkeypatch.setattr(backends, "mesh_target", lambda mesh: backends.Target("gpu", "NVIDIA H100 80GB HBM3", has_cudnn=True))
     training, evaluations = attention_report.describe_run(experiment(dtype="bfloat16", attention_dropout=0.1), mesh)
     assert "xla in encoder" in training and evaluations.startswith("in evaluations: ") and "cudnn in encoder" in evaluations
     assert len(attention_report.describe_run(experiment(dtype="bfloat16", attention_dropout=0.0), mesh)) == 1

@@ -86,7 +86,7 @@ def attend(
     """Computes softmax(q k^T / sqrt(K) + bias + mask) v for each head, with dropout of the weights.
 
     Scores, softmax and sums are float32. Matrix products take the dtype of q. The heads are side by
-    side. `tensor` and `sharded_rows` are those of `attention.Target`. Without a `mask`, all keys
+    side. `tensor` and `sharded_rows` are those of `backends.Target`. Without a `mask`, all keys
     are seen. `interpret` runs the kernels in Pallas' interpreter, on any platform.
 
     The gradient of the bias goes through the carrier. Layers that share a bias pass one carrier

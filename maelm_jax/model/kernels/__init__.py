@@ -1,0 +1,1 @@
+"""How parts of the model are computed: backends of attention, and gradients written by hand."""
