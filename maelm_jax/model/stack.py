@@ -11,7 +11,7 @@ import typing
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Key, UInt32
 
 from maelm_jax import config
 from maelm_jax.model import attention, layers, ops
@@ -136,61 +136,78 @@ def run(
     graph, parameters = nnx.split(blocks)
     if target.platform == "gpu":  # by layer, the casts are 190 more launches of base (estimated)
         parameters = _cast_matrices(parameters, x.dtype)
-    depth, slots = settings.stack.layers, x.shape[1]
     if blocks.attends_to != "cross":
         rate = 0.0 if keys is None else settings.dropout.attention
+        slots = x.shape[1]
         terms = attention.prepare_terms(terms, settings, target, slots, slots, rate)
     if cross is not None:
-        cross_terms = attention.prepare_terms(
-            cross.terms, settings, target, slots, cross.states.shape[1], dropout_rate=0.0
-        )
-        # XLA sums the gradients of a bias of cross-attention: no carrier goes through the layers.
-        cross = cross._replace(terms=cross_terms._replace(carrier=None))
+        cross = _prepare_cross_attention(cross, settings, target, x.shape[1])
 
-    def apply_layer(layer_terms, state, layer):
-        index, parameters = layer
-        layer_keys = None
-        if keys is not None:
-            layer_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
-        block = nnx.merge(graph, _gather_parameters(parameters, x.dtype))
+    def apply_layer(
+        layer_terms: attention.ScoreTerms, state: layers.LayerState, layer: _Layer
+    ) -> layers.LayerState:
+        layer_keys = _fold_layer(keys, layer.number)
+        block = nnx.merge(graph, _gather_parameters(layer.parameters, x.dtype))
         return block(state, layer_terms, layer_keys, cross)
 
+    numbers = jnp.arange(settings.stack.layers, dtype=jnp.uint32)
+    terms_by_layer = _terms_of_period(terms, settings)
     scanned = should_scan(settings.compute, target)
-    # A global layer, and the local ones up to the next global one.
-    period = 1 if terms.local is None else settings.stack.global_every
-    terms_of_group = [terms._replace(local=None), *[terms.local] * (period - 1)]
-    layers_of_group = [
+    in_loop_alone = scanned and len(terms_by_layer) == 1
+    apply_by_layer = [
         _checkpoint_layer(
             functools.partial(apply_layer, layer_terms),
             settings.compute.rematerialise,
-            scanned and period == 1,
+            in_loop_alone,
             target.platform,
         )
-        for layer_terms in terms_of_group
+        for layer_terms in terms_by_layer
     ]
-
-    def apply_group(state, group):
-        states = []
-        for apply, layer in zip(layers_of_group, group, strict=False):  # the last has fewer
-            state = apply(state, layer)
-            states.append(state.states)
-        return state, jnp.stack(states) if all_layers else None
-
-    stacked = jnp.arange(depth, dtype=jnp.uint32), parameters
-
-    def take(which):
-        return jax.tree.map(lambda leaf: leaf[which], stacked)
-
     state = layers.LayerState(x, x, terms.carrier)
-    whole = depth - depth % period
-    # Slices of parameters reshaped to [groups, period, ...] cost 10% more memory on an H100.
-    groups = tuple(take(slice(first, whole, period)) for first in range(period))
-    state, states = jax.lax.scan(apply_group, state, groups, unroll=not scanned)
-    states = states.reshape(whole, *x.shape) if all_layers else None
-    if whole < depth:
-        state, last = apply_group(state, tuple(take(number) for number in range(whole, depth)))
-        states = jnp.concatenate([states, last]) if all_layers else None
-    return states if all_layers else state.states
+    return _apply_in_turn(apply_by_layer, state, _Layer(numbers, parameters), scanned, all_layers)
+
+
+class _Layer(typing.NamedTuple):
+    """What differs between layers. Those of several layers have a leading axis."""
+
+    number: UInt32[Array, "*N"]
+    parameters: typing.Any  # a state of nnx
+
+    def take(self, which: int | slice) -> "_Layer":
+        """Returns the layer of a number, or some layers."""
+        return jax.tree.map(lambda leaf: leaf[which], self)
+
+
+def _prepare_cross_attention(
+    cross: layers.CrossAttentionInputs,
+    settings: config.StackSettings,
+    target: backends.Target,
+    slots: int,
+) -> layers.CrossAttentionInputs:
+    """Returns what `slots` queries of cross-attention read, with prepared terms."""
+    encoded = cross.states.shape[1]
+    terms = attention.prepare_terms(cross.terms, settings, target, slots, encoded, dropout_rate=0.0)
+    # XLA sums the gradients of a bias of cross-attention: no carrier goes through the layers.
+    return cross._replace(terms=terms._replace(carrier=None))
+
+
+def _fold_layer(
+    keys: Key[Array, " B"] | None, number: UInt32[Array, ""]
+) -> Key[Array, " B"] | None:
+    """Returns the keys of dropout in one layer."""
+    if keys is None:
+        return None
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
+
+
+def _terms_of_period(
+    terms: attention.ScoreTerms, settings: config.StackSettings
+) -> list[attention.ScoreTerms]:
+    """Returns the terms of a global layer and of the local ones up to the next global one."""
+    if terms.local is None:
+        return [terms]
+    local = [terms.local] * (settings.stack.global_every - 1)
+    return [terms._replace(local=None), *local]
 
 
 def _checkpoint_layer(
@@ -211,3 +228,37 @@ def _checkpoint_layer(
     # `rematerialise` is set, so the barrier is left out.
     prevent_cse = not scanned and (saves_nothing or platform != "tpu")
     return jax.checkpoint(body, prevent_cse=prevent_cse, policy=policy)
+
+
+def _apply_in_turn(
+    apply_by_layer: list[collections.abc.Callable],
+    state: layers.LayerState,
+    stacked: _Layer,
+    scanned: bool,
+    all_layers: bool,
+) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
+    """Applies groups of layers in a loop, which is unrolled without `scanned`.
+
+    `apply_by_layer` are the functions of the layers of a group. The last group may have fewer
+    layers than the others.
+    """
+
+    def apply_group(state, group):
+        states = []
+        for apply, layer in zip(apply_by_layer, group, strict=False):  # the last has fewer
+            state = apply(state, layer)
+            states.append(state.states)
+        return state, jnp.stack(states) if all_layers else None
+
+    depth, period = len(stacked.number), len(apply_by_layer)
+    whole = depth - depth % period
+    # Slices of parameters reshaped to [groups, period, ...] cost 10% more memory on an H100.
+    groups = tuple(stacked.take(slice(first, whole, period)) for first in range(period))
+    shape = state.states.shape
+    state, states = jax.lax.scan(apply_group, state, groups, unroll=not scanned)
+    states = states.reshape(whole, *shape) if all_layers else None
+    if whole < depth:
+        last_group = tuple(stacked.take(number) for number in range(whole, depth))
+        state, last = apply_group(state, last_group)
+        states = jnp.concatenate([states, last]) if all_layers else None
+    return states if all_layers else state.states
