@@ -4,10 +4,13 @@ import ast
 import contextlib
 import dataclasses
 import difflib
+import io
+import itertools
 import logging
 import os
 import pathlib
 import re
+import tokenize
 import typing
 
 import gin
@@ -15,7 +18,6 @@ import gin
 from maelm_jax import config, storage
 from maelm_jax.config import ConfigError, Experiment
 
-MACRO_USE = r"(?<=[ (\[{])%(\w+)"  # not in a path, as my%20books
 RECORD = "config.gin"  # in a workdir: every setting of the run
 # Macros of configs/base.gin and configs/finetune/base.gin. A file may bind what they stand for.
 MACROS = (
@@ -79,12 +81,12 @@ def load(
                 f"what {names[0]} sets. Give it first, or leave it out"
             )
     macros = set(re.findall(r"^(\w+) =", gin.config_str(), re.MULTILINE))
-    unused = macros - set(re.findall(MACRO_USE, gin.config_str())) - set(MACROS)
+    unused = macros - _find_macro_uses(gin.config_str()) - set(MACROS)
     for name in unused:
         raise ConfigError(f"{name}: no setting uses a macro of this name{_hint(name, MACROS)}")
     for binding in bindings:
         _bind(binding, macros)
-    for name in set(re.findall(MACRO_USE, gin.config_str())) - macros:
+    for name in _find_macro_uses(gin.config_str()) - macros:
         raise ConfigError(f"%{name}: no macro of this name is defined{_hint(name, macros)}")
     values = {cls: gin.get_bindings(cls.__name__) for cls in config.ALL_SECTIONS}
     _check_macros(bindings, macros)
@@ -106,6 +108,12 @@ def load(
             "fine-tuning have no decoder"
         )
     return experiment
+
+
+def _find_macro_uses(text: str) -> set[str]:
+    """Returns the names of the macros in gin text. A %NAME within a string is none."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    return {name.string for sign, name in itertools.pairwise(tokens) if sign.string == "%"}
 
 
 def _check_macros(bindings: typing.Sequence[str], macros: set[str]):

@@ -16,6 +16,7 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["maelm_jax.model", "maelm_jax.training", "maelm_jax.analysis"], "beartype.beartype")
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from emulators import emulated  # noqa: E402
@@ -25,6 +26,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Tests spend more time in the compiler than in what it compiles.
 jax.config.update("jax_disable_most_optimizations", True)
+
+# The same examples in each run, however long one of them takes.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
+hypothesis.settings.load_profile("repeatable")
 
 CORPUS = SHARED / "corpus" / "valid.txt.xz"
 

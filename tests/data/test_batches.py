@@ -1,7 +1,9 @@
 """Batches: a pure function of (seed, step), the same for any number of hosts, each row once an epoch, sources by their rates."""
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies
 
 from maelm_jax import config
 from maelm_jax.data import batches, rows
@@ -12,7 +14,8 @@ class Table:
 
     length = 2
 
-    def __init__(self, source, count):
+    def __init__(self, source, count, shard_rows=10):
+        self.shard_rows = shard_rows
         self.rows = np.stack([np.full(count, source), np.arange(count)], 1).astype(np.int32)
 
     def __len__(self):
@@ -29,17 +32,45 @@ RATES = {"a": 0.7, "b": 0.2, "c": 0.1}
 STORES = {"a": Table(0, 1000), "b": Table(1, 37), "c": Table(2, 1)}
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 65, 1000, 12345])
+SEEDS = strategies.integers(0, 2**32 - 1)
+COUNTS = strategies.integers(1, 300) | strategies.integers(1, 5000)
+
+
+@hypothesis.given(COUNTS, SEEDS, SEEDS, strategies.integers(0, 10**6), strategies.integers(1, 300), strategies.integers(0, 5))
+def test_each_epoch_of_any_store_is_a_permutation_by_seed_and_epoch(count, seed, other_seed, epoch, shard_rows, shuffle_shards):
+    everything = np.arange(count)
+
+    def order(seed, epoch, examples=everything):
+        stream = batches.Batches({"a": Table(0, count, shard_rows)}, {"a": 1.0}, 8, seed, shuffle_shards=shuffle_shards)
+        return stream.locate(epoch * count + examples).row
+
+    rows = order(seed, epoch)
+    assert sorted(rows.tolist()) == list(range(count))
+    some = everything[::-3]
+    np.testing.assert_array_equal(order(seed, epoch, some), rows[some], "the order depends on the epoch alone")
+    if count > 100 and not shuffle_shards:
+        others = [order(seed, epoch + 1), *([order(other_seed, epoch)] if other_seed != seed else [])]
+        assert all((other == rows).mean() < 0.2 for other in others)
+
+
+@hypothesis.given(strategies.integers(1, 2**48), SEEDS, strategies.data())
+def test_permute_is_one_to_one_in_a_range_of_any_size(count, key, data):
+    first = data.draw(strategies.integers(0, count - 1))
+    positions = np.arange(first, min(first + 1000, count))
+    found = batches.permute(positions, np.full(len(positions), key, np.uint64), count)
+    assert len(set(found.tolist())) == len(positions) and found.min() >= 0 and found.max() < count
+
+
+@pytest.mark.parametrize("count", [64, 1000, 12345])
 def test_permute_is_a_permutation_that_differs_by_key(count):
     orders = [batches.permute(np.arange(count), np.full(count, key, np.uint64), count) for key in (1, 2)]
     for order in orders:
         assert sorted(order.tolist()) == list(range(count))
-    if count >= 64:
-        assert (orders[0] == orders[1]).mean() < 0.1
-        assert (orders[0] == np.arange(count)).mean() < 0.1
-        assert abs(np.corrcoef(orders[0], np.arange(count))[0, 1]) < 4 / np.sqrt(count), "neighbours in the store are not neighbours in the epoch"
-        steps = np.diff(orders[0]) % count  # of a shift or a stride there would be one value
-        assert len(np.unique(steps)) > 0.4 * min(count, 1000)
+    assert (orders[0] == orders[1]).mean() < 0.1
+    assert (orders[0] == np.arange(count)).mean() < 0.1
+    assert abs(np.corrcoef(orders[0], np.arange(count))[0, 1]) < 4 / np.sqrt(count), "neighbours in the store are not neighbours in the epoch"
+    steps = np.diff(orders[0]) % count  # of a shift or a stride there would be one value
+    assert len(np.unique(steps)) > 0.4 * min(count, 1000)
 
 
 @pytest.mark.parametrize("count", [1, 9, 10, 11, 30, 64, 1000, 1007])

@@ -81,7 +81,6 @@ DECODERS = strategies.builds(
 )
 
 
-@hypothesis.settings(deadline=None, derandomize=True, max_examples=40)
 @hypothesis.given(
     family=strategies.sampled_from(list(families.FAMILIES.values())),
     is_named=strategies.booleans(),

@@ -1,12 +1,15 @@
 """Primitives: dropout and GELU, as exact as bfloat16 can hold, and the gradient of a kernel."""
 
+import functools
 import re
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+from hypothesis import strategies
 
 from maelm_jax.model import ops
 from maelm_jax.model.kernels import linear as products
@@ -34,17 +37,32 @@ def test_dropout():
 @pytest.mark.parametrize("subscripts", ["ri,io->ro", "ro,io->ri", "ri,ro->io", "bhts,bhsk->bhtk", "bhts,bhtk->bhsk"])
 def test_bfloat16_products_and_their_gradients_sum_in_float32(subscripts, platform, monkeypatch):
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, default, **by_platform: by_platform.get(platform, default)(*x))
-    sizes = dict(zip("riobhtsk", (300, 24, 40, 2, 3, 17, 300, 8), strict=True))
-    left, right, out = re.split(",|->", subscripts)
-    x, y, d = (
-        jax.random.normal(jax.random.key(number), [sizes[axis] for axis in axes]).astype(jnp.bfloat16)
-        for number, axes in enumerate((left, right, out))
-    )
-    found, backward = jax.vjp(lambda x, y: products.product(subscripts, x, y), x, y)
-    exact, exact_backward = jax.vjp(lambda x, y: jnp.einsum(subscripts, x, y), *(part.astype(jnp.float32) for part in (x, y)))
-    for ours, theirs in zip((found, *backward(d)), (exact, *exact_backward(d.astype(jnp.float32))), strict=True):
+    check_product(subscripts, dict(zip("riobhtsk", (300, 24, 40, 2, 3, 17, 300, 8), strict=True)))
+
+
+def check_product(subscripts, sizes):
+    """Compares a product of bfloat16, and its gradients, with einsum in float32."""
+    draw = np.random.default_rng(0)
+    x, y, d = (jnp.asarray(draw.normal(size=[sizes[axis] for axis in axes]), jnp.bfloat16) for axes in re.split(",|->", subscripts))
+
+    def with_gradients(product, x, y, d):
+        result, backward = jax.vjp(functools.partial(product, subscripts), x, y)
+        return result, *backward(d)
+
+    found = jax.jit(functools.partial(with_gradients, products.product))(x, y, d)
+    exact = jax.jit(functools.partial(with_gradients, jnp.einsum))(*(part.astype(jnp.float32) for part in (x, y, d)))
+    for ours, theirs in zip(found, exact, strict=True):
         assert ours.dtype == jnp.bfloat16
         np.testing.assert_allclose(ours.astype(jnp.float32), theirs, rtol=ROUNDING, atol=1e-4)
+
+
+@hypothesis.settings(max_examples=20)
+@hypothesis.given(strategies.sampled_from(("", "b", "bh")), strategies.data())
+def test_products_of_axes_in_any_order_are_those_of_einsum(batch, data):
+    """Axes in both factors and the result, one axis of each factor alone, and the axis that is summed."""
+    operands = (batch + "ri", batch + "io", batch + "ro")
+    left, right, out = ("".join(data.draw(strategies.permutations(axes))) for axes in operands)
+    check_product(f"{left},{right}->{out}", {"b": 2, "h": 3, "r": 5, "i": 7, "o": 4})
 
 
 @pytest.mark.parametrize(
