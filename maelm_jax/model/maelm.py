@@ -239,6 +239,12 @@ def encoder_graph(model: config.Model, vocabulary_size: int, pad_id: int) -> nnx
     return define(lambda rngs: Encoder(model, vocabulary_size, pad_id, rngs)).graph
 
 
+def encoder_and_head(parameters: dict) -> dict:
+    """Returns the parameters of the whole model without those that read the decoder."""
+    head = {name: value for name, value in parameters["head"].items() if name != "resize"}
+    return {"encoder": parameters["encoder"], "head": head}
+
+
 def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:
     """Returns the module with these parameters."""
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, parameters)))

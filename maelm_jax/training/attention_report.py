@@ -71,6 +71,8 @@ def _calls(experiment: config.Experiment) -> dict[str, attention.Call]:
             calls["cross-attention"] = attention.describe_call(
                 settings, slots, sizes.visible, 0.0, has_bias
             )
+    if experiment.objective.causal_share:
+        calls["encoder in causal rows"] = _encoder_call(model, length)
     return calls
 
 
