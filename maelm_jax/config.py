@@ -8,6 +8,7 @@ reported within a second.
 
 import dataclasses
 import difflib
+import fractions
 import functools
 import typing
 
@@ -339,14 +340,25 @@ class Objective(Settings):
         "mae_lm",
         "`mae_lm`: no [MASK] enters the encoder, a decoder predicts. `mlm`: all do, and there is "
         "no decoder. `between`: `mask_fraction` of them do, and a decoder predicts. `causal`: next "
-        "tokens, as a first phase (recipes/causal_phase.gin).",
+        "tokens, as a first phase (recipes/causal_phase.gin). Nothing is masked then.",
     )
     mask_fraction: Share | None = setting(
         None, "With `between`, share of the masked positions whose [MASK] enters the encoder."
     )
+    causal_share: ShareBelowOne = setting(
+        0.0, "Share of the rows of a batch that predict next tokens instead (docs/phases.md)."
+    )
     masking: Masking = section(Masking)
 
     def check(self):
+        self.require(
+            self.name != "causal" or not self.causal_share,
+            "causal_share is of masked objectives: with name = 'causal' all rows are causal",
+        )
+        self.require(
+            self.causal_share == 0 or 0 < self.causal_rows < 1,
+            f"causal_share must be 0, or from 0.001 to 0.999, got {self.causal_share}",
+        )
         self.require(
             self.mask_fraction is not None or self.name != "between",
             "name = 'between' needs mask_fraction, from 0 to 1",
@@ -362,6 +374,25 @@ class Objective(Settings):
     def has_decoder(self) -> bool:
         """Whether a decoder predicts."""
         return self.name in ("mae_lm", "between")
+
+    @property
+    def causal_rows(self) -> fractions.Fraction:
+        """`causal_share` as n of m rows: 1/16 for 0.0625."""
+        return fractions.Fraction(self.causal_share).limit_denominator(1000)
+
+    def require_next_tokens(self, name: str):
+        """Raises ConfigError if the encoder of the model `name` does not learn next tokens."""
+        if self.name != "causal" and not self.causal_share:
+            raise ConfigError(
+                f"{name} has not learned next tokens, so it is not scored left to right. Train a "
+                "run with Objective.causal_share, or leave --left_to_right out"
+            )
+
+    @property
+    def left_to_right(self) -> "Objective":
+        """The objective of next tokens. It predicts `</s>` too if this one does."""
+        masking = Masking(mask_special_tokens=self.masking.mask_special_tokens)
+        return Objective(name="causal", masking=masking)
 
     @property
     def encoder_mask_fraction(self) -> float:
@@ -398,7 +429,8 @@ class Objective(Settings):
     def title(self) -> str:
         """Its name in tables and cards."""
         titles = {"mae_lm": "MAE-LM (arXiv 2302.02060)", "mlm": "MLM", "causal": "next tokens"}
-        return titles.get(self.name, f"between MAE-LM and MLM (delta {self.mask_fraction})")
+        title = titles.get(self.name, f"between MAE-LM and MLM (delta {self.mask_fraction})")
+        return f"{title}, {self.causal_rows} of the rows causal" if self.causal_share else title
 
 
 @declare
@@ -666,7 +698,10 @@ class Model:
         if self.decoder:
             self.decoder.check_fit(self.encoder)
         if self.causal and (self.decoder or self.encoder.local_attention):
-            raise ConfigError("Objective.name = 'causal' needs Encoder.local_attention = 0")
+            raise ConfigError(
+                "Objective.name = 'causal' and Objective.causal_share need "
+                "Encoder.local_attention = 0"
+            )
 
     @property
     def encoder_settings(self) -> StackSettings:
@@ -954,6 +989,8 @@ class Experiment:
         length, positions = self.corpus.sequence_length, self.encoder.max_positions
         if not self.run.init_from:  # else encoders/adoption.py checks it with that encoder
             _ = self.model  # checks that its parts fit together
+            if self.objective.causal_share:
+                _ = self.left_to_right
             if length > positions:
                 raise ConfigError(
                     f"Corpus.sequence_length {length} is longer than the position table: lower it "
@@ -1001,13 +1038,20 @@ class Experiment:
 
     @property
     def evaluated(self) -> typing.Self:
-        """Settings of evaluations and rank measurements. Their mask rate is the held-out one."""
+        """Settings of evaluations and rank measurements.
+
+        Their mask rate is the held-out one, and all rows are masked unless all are causal.
+        """
         masking = self.objective.masking
         rate = masking.heldout_rate or masking.rate
         masking = dataclasses.replace(masking, rate=rate, heldout_rate=None)
-        return dataclasses.replace(
-            self, objective=dataclasses.replace(self.objective, masking=masking)
-        )
+        objective = dataclasses.replace(self.objective, masking=masking, causal_share=0.0)
+        return dataclasses.replace(self, objective=objective)
+
+    @property
+    def left_to_right(self) -> typing.Self:
+        """Settings of causal rows, which the encoder and the head predict without the decoder."""
+        return dataclasses.replace(self, objective=self.objective.left_to_right, decoder=None)
 
     def _check_accumulation(self):
         """Raises ConfigError when a batch cannot be cut into microbatches of equal size."""

@@ -208,7 +208,8 @@ def largest_microbatch(
     needed = {plan.rows: plan.needed}  # {rows: bytes}
     largest = plan.rows if plan.fits else 0
     refused = [] if plan.fits else [plan.rows]
-    rows = 2 * plan.rows if plan.fits else plan.rows // 2
+    group = plan.experiment.objective.causal_rows.denominator
+    rows = 2 * plan.rows if plan.fits else plan.rows // 2 // group * group
     while rows > largest and rows not in needed and len(needed) < MOST_COMPILATIONS:
         run = plan.experiment.run
         run = dataclasses.replace(run, batch_size=run.batch_size // plan.rows * rows)
@@ -225,6 +226,7 @@ def largest_microbatch(
             rows = min(rows, min(refused) - 1)
         if rows > 16:
             rows -= rows % 8
+        rows -= rows % group
     return largest, list(needed)
 
 
@@ -248,7 +250,10 @@ def propose_parts(plan: "Plan", largest: int, target: targets.Target) -> int:
         waves = math.ceil(tiles / target.multiprocessors)
         return tiles / (waves * target.multiprocessors)
 
-    possible = [rows for rows in range(1, largest + 1) if rows_a_device % rows == 0]
+    group = experiment.objective.causal_rows.denominator
+    possible = [
+        rows for rows in range(1, largest + 1) if rows_a_device % rows == 0 and rows % group == 0
+    ]
     enough = FULL_ENOUGH * max(map(share_used, possible))
     rows = max(rows for rows in possible if share_used(rows) >= enough)
     return rows_a_device // rows
@@ -264,6 +269,7 @@ def choices(experiment: config.Experiment, devices: int) -> list[config.Experime
     result: list[config.Experiment] = []
     tensor, batch_size = experiment.mesh.tensor, experiment.run.batch_size
     row_devices = devices // tensor if tensor > 0 and devices % tensor == 0 else 0
+    group = experiment.objective.causal_rows.denominator
     widths = [experiment.encoder.width]
     if experiment.decoder:
         widths.append(experiment.decoder.stack(experiment.encoder).width)
@@ -275,7 +281,7 @@ def choices(experiment: config.Experiment, devices: int) -> list[config.Experime
             compute = dataclasses.replace(experiment.compute, rematerialise=rematerialise)
             for rows in SWEEP_ROWS:
                 parts, rest = divmod(batch_size, rows * row_devices)
-                if parts and not rest:
+                if parts and not rest and rows % group == 0:
                     run = dataclasses.replace(experiment.run, accumulate=parts)
                     result.append(
                         dataclasses.replace(experiment, mesh=mesh, compute=compute, run=run)

@@ -110,6 +110,8 @@ CHECKS = """
     Objective.name=between
     Objective.name=mlm Decoder.causal=True
     Objective.name=causal Encoder.positions=rotary Encoder.relative_buckets=none Encoder.local_attention=8
+    Objective.causal_share=0.5 Encoder.positions=rotary Encoder.relative_buckets=none Decoder.relative_bias=False Encoder.local_attention=8
+    Objective.name=causal Objective.causal_share=0.5
     Decoder.slots=masked
     Decoder.attention=cross Decoder.causal=True
     Decoder.width=100

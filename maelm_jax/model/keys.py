@@ -14,6 +14,8 @@ IMPLEMENTATION = "threefry2x32"
 
 # Streams of a seed.
 INIT_STREAM, TRAIN_STREAM, EVALUATION_STREAM, RANK_STREAM = 0, 1, 2, 3
+# Stream of a step: which rows are causal. `jax.random.split` takes 0 and 1 for masks and dropout.
+CAUSAL_STREAM = 2
 # Streams of the mask of a row.
 COUNT_STREAM, ORDER_STREAM, SPANS_STREAM, LAST_UNIT_STREAM, REPLACEMENT_STREAM = 0, 1, 2, 3, 4
 # Streams of the replacement ids of a row: a random token, and which replacement a slot gets.

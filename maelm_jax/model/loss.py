@@ -22,6 +22,9 @@ class Sums(typing.NamedTuple):
     loss_nats: Float[Array, ""]
     correct: Float[Array, ""]  # masked slots where no logit is larger than the target's
     count: Float[Array, ""]  # masked slots, without empty ones
+    # Of the next tokens that some rows predict (`Objective.causal_share`), without their weight.
+    causal_nats: Float[Array, ""] | None = None
+    causal_count: Float[Array, ""] | None = None
 
 
 class Prediction(typing.NamedTuple):

@@ -266,6 +266,12 @@ def encoder_graph(
     return define(lambda rngs: Encoder(model, vocabulary_size, pad_id, rngs, target)).graph
 
 
+def encoder_and_head(parameters: dict) -> dict:
+    """Returns the parameters of the whole model without those that read the decoder."""
+    head = {name: value for name, value in parameters["head"].items() if name != "resize"}
+    return {"encoder": parameters["encoder"], "head": head}
+
+
 def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:
     """Returns the module with these parameters."""
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, parameters)))

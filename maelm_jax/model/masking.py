@@ -36,8 +36,10 @@ def budget(objective: config.Objective, length: int) -> Budget:
     eligible tokens masks fewer. V may then be too small, and its last visible tokens are left out.
     At rate 0.4 this happens if each document is one word, because `<s>` and `</s>` are not masked.
 
-    V is rounded up to a multiple of 8, at most L.
+    V is rounded up to a multiple of 8, at most L. Next tokens need all L slots of both.
     """
+    if objective.name == "causal":
+        return Budget(length, length)
     masking = objective.masking
     slack = _longest_unit(masking.unit, length) - 1  # of the last unit, beyond the count
     masked = min(length, math.ceil(masking.rate * length) + slack)
@@ -175,6 +177,9 @@ def draw(
 
     A row's mask depends on its key and its tokens alone, so it is the same on every mesh.
 
+    For next tokens (`causal`), nothing is drawn: the encoder reads all tokens, and each that may be
+    masked is predicted, but the first of a segment.
+
     Source: selection as in github.com/yumeng5/MAE-LM; random and unchanged replacement ids as in
     BERT (Devlin et al. 2019).
 
@@ -195,6 +200,9 @@ def draw(
     eligible = tokens
     if not masking.mask_special_tokens:
         eligible = tokens & ~jnp.isin(ids, jnp.asarray(special.never_masked, dtype=ids.dtype))
+    if objective.name == "causal":
+        predicted = eligible & (positions > 0)
+        return model_inputs.split(ids, segments, positions, predicted, predicted, sizes, ids)
     largest_count = math.ceil(masking.rate * ids.shape[1])
     draw_row = functools.partial(
         _draw_row, objective=objective, largest_count=largest_count, special=special

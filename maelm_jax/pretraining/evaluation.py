@@ -19,29 +19,44 @@ def make_evaluation(
     experiment: config.Experiment,
     mesh: jax.sharding.Mesh,
     pad: int,
+    next_tokens: objectives.MaskedTokens | None = None,
 ) -> collections.abc.Callable[[step.State], loop.Evaluation]:
     """Returns a function that measures a state: eval_loss, eval_accuracy and the baseline's loss.
 
     The held-out `rows` are int32 [R, L]. `params` gives structure and shapes of the parameters.
-    `pad` is the id of padding.
+    `pad` is the id of padding. With the objective `next_tokens`, eval_causal_loss is its loss of
+    the same rows.
     """
     run = experiment.run
     batches = in_batches(rows, run.batch_size // run.accumulate, sharding.row_shards(mesh), pad)
     size, baseline_loss = batches.shape[1], baseline.loss(rows)
-    eval_step = step.make_eval_step(objective.loss, params, run.seed, mesh)
     row_indices = sharding.local_row_indices(size, mesh)
 
+    def make_measure(measured: objectives.MaskedTokens):
+        eval_step = step.make_eval_step(measured.loss, params, run.seed, mesh)
+
+        def measure(params: dict) -> np.ndarray:
+            sums = [
+                eval_step(
+                    params,
+                    sharding.shard_batch(batch[row_indices], mesh, size),
+                    np.uint32(number * size),
+                )[:3]
+                for number, batch in enumerate(batches)
+            ]
+            return np.sum(jax.device_get(sums), axis=0, dtype=np.float64)
+
+        return measure
+
+    measure = make_measure(objective)
+    measure_causal = make_measure(next_tokens) if next_tokens else None
+
     def evaluate(state: step.State) -> loop.Evaluation:
-        sums = [
-            eval_step(
-                state.params,
-                sharding.shard_batch(batch[row_indices], mesh, size),
-                np.uint32(number * size),
-            )
-            for number, batch in enumerate(batches)
-        ]
-        total, correct, count = np.sum(jax.device_get(sums), axis=0, dtype=np.float64)
+        total, correct, count = measure(state.params)
         values = {"eval_loss": total / count, "eval_accuracy": correct / count}
+        if measure_causal:
+            total, _, count = measure_causal(state.params)
+            values["eval_causal_loss"] = total / count
         return loop.Evaluation(state, values | {baseline.name: baseline_loss})
 
     return evaluate

@@ -28,12 +28,16 @@ def create(
 ) -> "MaskedTokens":
     """Returns the objective of an experiment. `target` is that of `maelm.create`."""
     definition = maelm.create(experiment.model, vocabulary_size, special, target)
-    return MaskedTokens(experiment, vocabulary_size, special, definition)
+    kind = HybridRows if experiment.objective.causal_share else MaskedTokens
+    return kind(experiment, vocabulary_size, special, definition)
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedTokens:
     """Predict the tokens at masked slots: MAE-LM, MLM and between (paper, section 3).
+
+    Next tokens are predicted in the same way. There each token counts as masked, and the encoder
+    reads those before it.
 
     Masks and dropout depend on (key, the row's number in the global batch). They are therefore the
     same on every mesh, with any number of hosts and microbatches.
@@ -47,6 +51,8 @@ class MaskedTokens:
     @property
     def description(self) -> str:
         """What the loss is, and of which part of the model."""
+        if self.experiment.model.causal:
+            return "loss of the encoder at next tokens, from the tokens before them"
         if not self.experiment.decoder:
             return "loss of the encoder, which reads [MASK] at masked tokens"
         return "loss of the decoder, which is discarded after pretraining"
@@ -73,13 +79,19 @@ class MaskedTokens:
         mask_keys = keys.make_row_keys(mask_key, row_numbers)
         dropout_keys = keys.make_row_keys(dropout_key, row_numbers) if train else None
         inputs = masking.draw(mask_keys, rows, settings, sizes, self.special)
+        if self.experiment.model.causal:
+            params = maelm.encoder_and_head(params)
         network = maelm.apply(self.definition.graph, params)
         prediction = network.predict(inputs, dropout_keys)
         return loss.masked_cross_entropy(prediction, inputs)
 
     def evaluated(self) -> "MaskedTokens":
         """Returns the objective of evaluations: its mask rate is the held-out one."""
-        return dataclasses.replace(self, experiment=self.experiment.evaluated)
+        return create(self.experiment.evaluated, self.vocabulary_size, self.special)
+
+    def left_to_right(self) -> "MaskedTokens":
+        """Returns the objective of next tokens, with the encoder and the head of this model."""
+        return create(self.experiment.left_to_right, self.vocabulary_size, self.special)
 
     def make_baseline(self, rows: prepare.Prepared) -> unigram.Unigram:
         """Returns the unigram distribution of the training rows."""
@@ -95,6 +107,45 @@ class MaskedTokens:
             params["head"]["bias"] = jax.make_array_from_callback(
                 old.shape, old.sharding, lambda index: bias[index]
             )
+
+
+class HybridRows(MaskedTokens):
+    """Some rows of a batch predict next tokens, the others masked tokens, by one head.
+
+    Source: GPT-BERT (arXiv 2410.24159), with two differences. A masked token is predicted at its
+    own slot, where stock classes of transformers have its logits, not at the slot before. And the
+    decoder of MAE-LM takes no part in causal rows: the head reads the encoder there.
+
+    Of `causal_rows` = n of m, each m rows that follow each other have n causal ones. A permutation
+    that is new in each step says which, so that no source of text gets them all. A next token
+    weighs `Masking.rate`, and so a causal row weighs as much as a masked one.
+    """
+
+    def loss(
+        self,
+        params: dict,
+        rows: Int[Array, "B L"],
+        row_numbers: UInt32[Array, " B"],
+        key: Key[Array, ""],
+        train: bool,
+    ) -> loss.Sums:
+        """Sums the loss over masked tokens and next tokens. It is a `step.LossFn`."""
+        share = self.experiment.objective.causal_rows
+        order_key = jax.random.fold_in(key, keys.CAUSAL_STREAM)
+        order = jax.random.permutation(order_key, share.denominator)
+
+        def take(chosen):
+            return (
+                x.reshape(-1, share.denominator, *x.shape[1:])[:, chosen].reshape(-1, *x.shape[1:])
+                for x in (rows, row_numbers)
+            )
+
+        masked = super().loss(params, *take(order[share.numerator :]), key, train)
+        next_tokens = self.left_to_right()
+        causal = next_tokens.loss(params, *take(order[: share.numerator]), key, train)
+        weight = self.experiment.objective.masking.rate
+        sums = (x + weight * y for x, y in zip(masked[:3], causal[:3], strict=True))
+        return loss.Sums(*sums, causal.loss_nats, causal.count)
 
 
 class AbstractStep(typing.NamedTuple):

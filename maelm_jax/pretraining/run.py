@@ -100,7 +100,14 @@ def pretrain(
         mesh,
     )
     evaluate = evaluation.make_evaluation(
-        objective.evaluated(), heldout, baseline, shapes.params, experiment, mesh, special.pad
+        objective.evaluated(),
+        heldout,
+        baseline,
+        shapes.params,
+        experiment,
+        mesh,
+        special.pad,
+        objective.left_to_right() if experiment.objective.causal_share else None,
     )
     ranks = monitor.RankMonitor(experiment, vocabulary.size, special, heldout, mesh)
     peak = flops.peak_flops()

@@ -72,6 +72,8 @@ def _calls(experiment: config.Experiment) -> dict[str, backends.Call]:
             calls["cross-attention"] = backends.describe_call(
                 settings, slots, sizes.visible, 0.0, has_bias
             )
+    if experiment.objective.causal_share:
+        calls["encoder in causal rows"] = _encoder_call(model, length)
     return calls
 
 

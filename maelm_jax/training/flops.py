@@ -3,6 +3,7 @@
 MFU (model FLOPs utilisation) is the share of the hardware's peak FLOP/s that the model uses.
 """
 
+import dataclasses
 import re
 import typing
 
@@ -45,8 +46,18 @@ def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str
     Matrices take 6 x parameters x tokens. Attention takes 12 x width x queries x keys per row and
     layer; a layer with local attention has the keys of its window. Causal attention counts as full
     attention. The encoder counts its V slots. The decoder counts L slots, or M if it computes the
-    masked slots only. The head counts M slots.
+    masked slots only. The head counts M slots. With `Objective.causal_share`, each term is that of
+    the two kinds of rows in their shares.
     """
+    if share := experiment.objective.causal_share:
+        objective = dataclasses.replace(experiment.objective, causal_share=0.0)
+        masked = dataclasses.replace(experiment, objective=objective)
+        of_masked, of_causal = (
+            flops_terms(each, vocabulary_size) for each in (masked, experiment.left_to_right)
+        )
+        return {
+            term: (1 - share) * value + share * of_causal[term] for term, value in of_masked.items()
+        }
     own, rows, length = (
         experiment.encoder,
         experiment.run.batch_size,

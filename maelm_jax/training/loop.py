@@ -332,6 +332,8 @@ class StepLog:
             "grad_norm": numbers["grad_norm"],
             "checkpoint": self._checkpoints.newest(),
         }
+        if "causal_loss" in numbers:
+            line["causal_loss"] = numbers["causal_loss"]
         self._checkpoints.check_in_place()
         self._writer.write(step, line | self._speed_values() | evaluation)
         self._shown["loss"] = f"{numbers['loss']:.3f}"

@@ -134,20 +134,26 @@ def words_per_row(workdir: Workdir) -> float | None:
     return (workdir.read_rows() or {}).get("words_per_row")
 
 
+def _describe_masks(objective: config.Objective, seed: int) -> str:
+    masking = objective.masking
+    drawn = f"{masking.rate:g} of the tokens by {masking.unit}, seed {seed}"
+    masks = "none, next tokens" if objective.name == "causal" else drawn
+    return masks + (", special tokens too" if masking.mask_special_tokens else "")
+
+
 def describe_differences(models: list, rows: list[np.ndarray], seeds: list[int]) -> list[str]:
     """Returns what prevents a comparison of models token by token, one line each.
 
     A model has a `path`, a `vocabulary` and the `experiment` that it is measured with. Each is
     measured on its own `rows` [R, L], with masks of its own seed.
     """
-    masks = [model.experiment.evaluated.objective.masking for model in models]
+    objectives = [model.experiment.evaluated.objective for model in models]
     compared = {
         "vocabularies": [model.vocabulary.fingerprint[:12] for model in models],
         "rows": [f"{len(x)} of {x.shape[1]}, CRC-32 {zlib.crc32(x.tobytes()):08x}" for x in rows],
         "masks": [
-            f"{mask.rate:g} of the tokens by {mask.unit}, seed {seed}"
-            + (", special tokens too" if mask.mask_special_tokens else "")
-            for mask, seed in zip(masks, seeds, strict=True)
+            _describe_masks(objective, seed)
+            for objective, seed in zip(objectives, seeds, strict=True)
         ],
     }
     lines = []

@@ -143,8 +143,12 @@ def make_mesh(settings: config.Mesh) -> jax.sharding.Mesh:
 
 
 def check_mesh(experiment: config.Experiment, mesh: jax.sharding.Mesh):
-    """Raises ConfigError unless the mesh divides rows, heads, width and feed-forward width."""
+    """Raises ConfigError unless the mesh divides rows, heads, width and feed-forward width.
+
+    Each device has its share of causal rows in each microbatch.
+    """
     _check_batch_divides(experiment.run, mesh)
+    _check_causal_rows(experiment, mesh)
     parts: dict[str, config.Stack] = {"Encoder": experiment.encoder}
     if experiment.decoder:
         parts["Decoder"] = experiment.decoder.stack(experiment.encoder)
@@ -167,6 +171,19 @@ def _check_batch_divides(run: config.Run, mesh: jax.sharding.Mesh):
             f"Run.batch_size={run.batch_size} in Run.accumulate={run.accumulate} parts is not "
             f"divisible by {devices} devices (Mesh.data x Mesh.fsdp). "
             f"Use {smaller} or {smaller + step}"
+        )
+
+
+def _check_causal_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
+    share, run = experiment.objective.causal_rows, experiment.run
+    rows = run.batch_size // run.accumulate // row_shards(mesh)
+    if rows % share.denominator:
+        count = max(round(share * rows), 1)
+        remedy = f"Use {count / rows:g}, which is {count} of {rows}, or more rows"
+        raise config.ConfigError(
+            f"Objective.causal_share={experiment.objective.causal_share:g} is {share.numerator} of "
+            f"{share.denominator} rows, but a device has {rows} rows of a microbatch. "
+            + ("Use more rows" if rows == 1 else remedy)
         )
 
 

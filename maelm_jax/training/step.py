@@ -113,11 +113,9 @@ def _gradient_on_device(
 def _microbatches(rows, count: int):
     """Divides the rows of a tree of arrays: a new first axis counts the microbatches.
 
-    Microbatch i has the rows i, i + count, i + 2 count, ...
+    The rows of a microbatch follow each other, so that each has its share of causal rows.
     """
-    return jax.tree.map(
-        lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), rows
-    )
+    return jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), rows)
 
 
 def _row_numbers(batch) -> UInt32[Array, " B"]:
@@ -141,7 +139,7 @@ def make_train_step(
 
     The step is compiled at its first call. It donates the buffers of the state. Metrics are
     scalars: loss (mean, in nats), accuracy, grad_norm (before clipping), and count, by which the
-    sums are divided.
+    sums are divided. causal_loss is the mean over next tokens, if some rows predict them.
     """
     specs = fsdp.specs(state.params)
     gradient_of_batch = fsdp.each_device(
@@ -165,6 +163,8 @@ def make_train_step(
             "grad_norm": optax.tree.norm(gradient),
             "count": sums.count,
         }
+        if sums.causal_count is not None:
+            metrics["causal_loss"] = sums.causal_nats / jnp.maximum(sums.causal_count, 1.0)
         state = state._replace(step=state.step + 1, params=params, opt_state=opt_state)
         return state, metrics
 
