@@ -77,6 +77,7 @@ def _describe(model: config.Model) -> dict[str, typing.Any]:
         "causal": own.causal,
         "normalization": sizes.normalization,
         "gate": sizes.feed_forward_gate,
+        "hidden_act": sizes.hidden_act,
         "biases": sizes.biases,
         "layer_norm_eps": sizes.layer_norm_eps,
         "position_rows": sizes.max_positions if sizes.positions == "learned" else 0,
