@@ -442,6 +442,11 @@ class Stack(Settings):
     heads: Positive = setting(12, "Attention heads. They divide `width`.", "heads")
     feed_forward: int = setting(3072, "Width of the feed-forward block.", "values", ge=1)
     feed_forward_gate: bool = setting(False, "True adds a second linear map: GeGLU.")
+    hidden_act: typing.Literal["gelu", "gelu_new"] = setting(
+        "gelu",
+        "Activation of the feed-forward block. `gelu_new` approximates GELU by tanh. Exports to "
+        "stock BERT and DistilBERT have `gelu` only.",
+    )
     normalization: typing.Literal["post", "pre"] = setting(
         "post", "LayerNorm after each sum (`post`, BERT) or before each sublayer (`pre`)."
     )

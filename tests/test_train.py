@@ -6,10 +6,14 @@ import shutil
 import signal
 
 import numpy as np
+import pytest
 from testing import STEPS, call, finish, metrics, repeated, send_when, start, steps_of, training
 
 from maelm_jax import gin_files, load_encoder
+from maelm_jax.data import vocabularies
 from maelm_jax.pretraining import summary
+from maelm_jax.training import flops, run_rows
+from maelm_jax.training import metrics as metrics_of_run
 from maelm_jax.training.metrics import Writer
 from maelm_jax.training.workdir import Workdir
 
@@ -31,6 +35,22 @@ def test_a_run_leaves_what_it_promises(uninterrupted):
     assert any((uninterrupted / "vocabulary").iterdir())
     assert gin_files.load([str(uninterrupted / "config.gin")]).run.train_steps == STEPS
     assert (uninterrupted / "checkpoints" / str(STEPS)).is_dir()
+
+
+def test_tokens_per_second_counts_text_without_padding(uninterrupted):
+    experiment, workdir = gin_files.load([str(uninterrupted / "config.gin")]), Workdir(uninterrupted)
+    vocabulary = vocabularies.load(workdir.vocabulary_folder)
+    (rows,) = run_rows.open_recorded(workdir, experiment.corpus, vocabulary).split("train").values()
+    text_in_step = (rows[np.arange(len(rows))] != vocabulary.pad).sum() / len(rows) * experiment.run.batch_size
+    assert text_in_step < experiment.tokens_per_step, "these rows have padding"
+    flops_in_step = sum(flops.flops_terms(experiment, vocabulary.size).values())
+    timed = [line for line in steps_of(uninterrupted) if line["tokens_per_second"]]
+    for line in timed:
+        assert line["tokens_per_second"] / text_in_step == pytest.approx(line["model_flops_per_second"] / flops_in_step)
+    (curve,) = metrics_of_run.read_curves(workdir)
+    seconds = sum(text_in_step / line["tokens_per_second"] for line in timed)
+    first = text_in_step / timed[0]["tokens_per_second"]  # the first step is compiled, so not timed
+    assert curve.hours_after()[STEPS] * 3600 == pytest.approx(seconds + first)
 
 
 def test_killed_and_stopped_is_bit_for_bit_the_run_never_stopped(text, uninterrupted, tmp_path):

@@ -373,6 +373,7 @@ OTHER_SETTINGS = {
     "heads": 2,
     "feed_forward": 40,
     "feed_forward_gate": (False, True),
+    "hidden_act": ("gelu_new", "gelu"),
     "normalization": ("pre", "post"),
     "biases": (False, True),
     "positions": ("rotary", "learned"),

@@ -125,7 +125,8 @@ def docstrings(path: str) -> list[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the parsed code may hold invalid escapes
             tree = ast.parse(pathlib.Path(path).read_text(encoding="utf-8"))
-        texts = (prose(text) for text in map(ast.get_docstring, _definitions(tree)) if text)
+        raw = (ast.get_docstring(node, clean=False) for node in _definitions(tree))
+        texts = (prose(text) for text in raw if text)
         return [text for text in texts if len(text.split()) >= MINIMUM_WORDS]
     except (SyntaxError, ValueError, OSError, RecursionError):
         return []

@@ -60,15 +60,21 @@ class Prepared:
 
     @property
     def words_per_row(self) -> float | None:
-        """Mean number of words (between spaces) in a row of a batch. None: they were not counted.
+        """Mean number of words (between spaces) in a row of a batch. None: not counted."""
+        return self._mean_per_row("words")
 
-        Over a whole pass of each source it is exact.
-        """
+    @property
+    def tokens_per_row(self) -> float:
+        """Mean number of tokens in a row of a batch, without padding."""
+        return self._mean_per_row("tokens")
+
+    def _mean_per_row(self, what: str) -> float | None:
+        """Returns the mean of a count of the stores, exact over a whole pass of each source."""
         mean = 0.0
         for source, train in self.split("train").items():
-            if "words" not in train.statistics:
+            if what not in train.statistics:
                 return None
-            mean += self.rates[source] * train.statistics["words"] / len(train)
+            mean += self.rates[source] * train.statistics[what] / len(train)
         return mean / sum(self.rates.values())
 
     def describe_passes(self, run: Run) -> list[str]:

@@ -4,7 +4,12 @@ import dataclasses
 
 from maelm_jax.encoders import family, layouts
 
-# Positions from 0, a table of token types, a pooler that classifiers start from.
+FIELDS = family.BERT_FIELDS | {"token_types": "type_vocab_size"}
+FIXED = layouts.BERT_LAYERS | {"relative_buckets": "none"}
+SUPPORTED = family.BERT_SUPPORTED | {"is_decoder": False, "add_cross_attention": False}
+
+# Positions from 0, a table of token types, a pooler that classifiers start from. Its language head
+# has the activation of the layers, where the head here has GELU.
 BERT = family.Family(
     model_type="bert",
     class_name="Bert",
@@ -20,10 +25,10 @@ BERT = family.Family(
     pooler="pooler.dense",
     classifier_names={"dense": "bert.pooler.dense", "out": "classifier"},
     classifier=family.ClassifierStyle(has_input_dropout=False),
-    fields=family.BERT_FIELDS | {"token_types": "type_vocab_size"},
-    fixed=layouts.BERT_LAYERS | {"relative_buckets": "none"},
+    fields={field: entry for field, entry in FIELDS.items() if field != "hidden_act"},
+    fixed=FIXED | {"hidden_act": "gelu"},
     defaults=family.BERT_DEFAULTS | {"pad_token_id": 0, "type_vocab_size": 2},
-    supported=family.BERT_SUPPORTED | {"is_decoder": False, "add_cross_attention": False},
+    supported=SUPPORTED | {"hidden_act": "gelu"},
 )
 
 # The discriminator of ELECTRA (arXiv 2003.10555) whose embeddings have the encoder's width.
@@ -41,6 +46,9 @@ ELECTRA = dataclasses.replace(
     pooler=None,
     classifier_names={"dense": "classifier.dense", "out": "classifier.out_proj"},
     classifier=family.ClassifierStyle(activation="gelu"),
+    fields=FIELDS,
+    fixed=FIXED,
+    supported=SUPPORTED,
     equal={"embedding_size": "hidden_size"},
 )
 
@@ -74,8 +82,7 @@ DISTILBERT = family.Family(
         "max_positions": family.POSITIONS,
     },
     dropout={"hidden": "dropout", "attention": "attention_dropout"},
-    fixed=layouts.BERT_LAYERS
-    | {"relative_buckets": "none", "token_types": 0, "layer_norm_eps": 1e-12},
+    fixed=FIXED | {"token_types": 0, "layer_norm_eps": 1e-12, "hidden_act": "gelu"},
     defaults={"pad_token_id": 0},
     supported={"activation": "gelu", "tie_word_embeddings": True},
 )

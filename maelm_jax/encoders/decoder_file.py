@@ -67,7 +67,9 @@ def make_entries(encoder: "Encoder") -> dict[str, typing.Any]:
 def _describe(model: config.Model) -> dict[str, typing.Any]:
     """Returns the settings of a decoder in the words of CODE, which knows no other settings."""
     own, sizes = model.decoder, model.decoder_settings.stack
-    return {
+    # Exports from before this setting do not state the default.
+    activation = {} if sizes.hidden_act == "gelu" else {"hidden_act": sizes.hidden_act}
+    return activation | {
         "layers": sizes.layers,
         "width": sizes.width,
         "heads": sizes.heads,

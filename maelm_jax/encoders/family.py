@@ -48,12 +48,12 @@ BERT_FIELDS = {
     "feed_forward": "intermediate_size",
     "max_positions": POSITIONS,
     "layer_norm_eps": "layer_norm_eps",
+    "hidden_act": "hidden_act",
 }
 # {field of config.Dropout: entry of config.json}.
 BERT_DROPOUT = {"hidden": "hidden_dropout_prob", "attention": "attention_probs_dropout_prob"}
-BERT_DEFAULTS = {"layer_norm_eps": 1e-12, "pad_token_id": 1}
+BERT_DEFAULTS = {"layer_norm_eps": 1e-12, "pad_token_id": 1, "hidden_act": "gelu"}
 BERT_SUPPORTED = {
-    "hidden_act": "gelu",
     "tie_word_embeddings": True,
     "position_embedding_type": "absolute",
 }

@@ -85,10 +85,11 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(width, inner, bias=use_bias)
         self.gate = nn.Linear(width, inner, bias=use_bias) if settings["gate"] else None
         self.down = nn.Linear(inner, width, bias=use_bias)
+        self.approximate = "tanh" if settings.get("hidden_act") == "gelu_new" else "none"
 
     def forward(self, x):
         """Returns the output for x [B, L, width], without the residual connection."""
-        activation = functional.gelu(self.up(x))
+        activation = functional.gelu(self.up(x), approximate=self.approximate)
         return self.down(activation if self.gate is None else activation * self.gate(x))
 
 

@@ -174,6 +174,7 @@ MODERNBERT = ModernBert(
         "feed_forward": "intermediate_size",
         "max_positions": family.POSITIONS,
         "layer_norm_eps": "norm_eps",
+        "hidden_act": "hidden_activation",
     },
     structured=("rotary_theta", "local_attention", "global_every", "local_rotary_theta"),
     dropout={"hidden": "mlp_dropout", "attention": "attention_dropout"},
@@ -185,9 +186,8 @@ MODERNBERT = ModernBert(
         "relative_buckets": "none",
         "token_types": 0,
     },
-    defaults={"norm_eps": 1e-5, "pad_token_id": 50283},
+    defaults={"norm_eps": 1e-5, "pad_token_id": 50283, "hidden_activation": "gelu"},
     supported={
-        "hidden_activation": "gelu",
         "tie_word_embeddings": True,
         "norm_bias": False,
         "attention_bias": False,

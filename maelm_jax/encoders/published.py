@@ -35,7 +35,7 @@ _ARGUMENTS = {
     "max_distance": "max_rel_pos",
 }
 # The settings of every encoder that the published code computes.
-FIXED = layouts.BERT_LAYERS | {"token_types": 0, "layer_norm_eps": 1e-5}
+FIXED = layouts.BERT_LAYERS | {"token_types": 0, "layer_norm_eps": 1e-5, "hidden_act": "gelu"}
 # These settings, given after those of any run, make a model that the published code computes.
 CONFIG = "ablations/reference_positions.gin"
 

@@ -20,7 +20,7 @@ from maelm_jax.model.kernels.attention_tpu import AttentionOutput
 from maelm_jax.model.kernels.layer_norm import layer_norm
 from maelm_jax.model.kernels.linear import linear
 from maelm_jax.model.model_inputs import SlotInfo
-from maelm_jax.model.ops import dropout, gelu, save_for_backward, split_keys
+from maelm_jax.model.ops import ACTIVATIONS, dropout, save_for_backward, split_keys
 from maelm_jax.model.positions import Mask, RelativeBias, compute_rotations
 
 
@@ -144,7 +144,7 @@ class Attention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """The feed-forward block: W_down gelu(W_up x).
+    """The feed-forward block: W_down gelu(W_up x), with the GELU of `hidden_act`.
 
     With a gate it is GeGLU (Shazeer 2020, arXiv 2002.05202): W_down (gelu(W_up x) * W_gate x).
     """
@@ -156,9 +156,10 @@ class FeedForward(nnx.Module):
         self.down = Linear(inner, width, settings, rngs, biases)
         has_gate = stack.feed_forward_gate
         self.gate = Linear(width, inner, settings, rngs, biases) if has_gate else None
+        self.hidden_act = stack.hidden_act
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        activation = gelu(save_for_backward(self.up(x)))
+        activation = ACTIVATIONS[self.hidden_act](save_for_backward(self.up(x)))
         if self.gate is not None:
             activation = activation * save_for_backward(self.gate(x))
         return self.down(activation)

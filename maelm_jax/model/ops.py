@@ -33,7 +33,13 @@ def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     return (0.5 * wide * (1.0 + jax.lax.erf(wide * jnp.float32(math.sqrt(0.5))))).astype(x.dtype)
 
 
-ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": gelu}
+def gelu_new(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """Computes the approximation of GELU by tanh in float32. The result has the dtype of x."""
+    return jax.nn.gelu(x.astype(jnp.float32), approximate=True).astype(x.dtype)
+
+
+# By the names of `hidden_act` in transformers.
+ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": gelu, "gelu_new": gelu_new}
 # The hash of `dropout` multiplies the number of an element by this odd number near 2^32 / 1.618.
 ELEMENT_FACTOR = 0x9E3779B9
 

@@ -121,7 +121,7 @@ def pretrain(
             experiment.run.train_steps,
             parent.learning_rate if parent else None,
         ),
-        tokens=float(experiment.tokens_per_step),
+        tokens=rows.tokens_per_row * experiment.run.batch_size,
         flops=sum(terms.values()),
         peak_flops=peak,
         evaluate=evaluate,

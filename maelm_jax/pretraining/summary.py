@@ -34,10 +34,9 @@ def print_start(
     for line in attention:
         print(line)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    tokens = experiment.run.batch_size * experiment.corpus.sequence_length
     print(
-        f"{count:,} parameters; {experiment.run.train_steps:,} steps of {tokens:,} tokens; "
-        f"mesh {dict(mesh.shape)}"
+        f"{count:,} parameters; {experiment.run.train_steps:,} steps of "
+        f"{experiment.tokens_per_step:,} slots; mesh {dict(mesh.shape)}"
     )
     optimizer, steps = experiment.optimizer, experiment.run.train_steps
     if optimizer.schedule != "decay" and optimizer.warmup_steps >= steps:
@@ -48,7 +47,12 @@ def print_start(
 
 
 def print_passes(run: config.Run, rows: prepare.Prepared, kept: dict[str, int]):
-    """Prints how often a run reads its text, and which of its checkpoints are kept."""
+    """Prints the text of a step, how often the run reads all text, and its kept checkpoints."""
+    slots = rows.record["length"]
+    print(
+        f"{rows.tokens_per_row * run.batch_size:,.0f} tokens of text a step, in "
+        f"{rows.tokens_per_row / slots:.1%} of its slots"
+    )
     for line in rows.describe_passes(run):
         print(line)
     if kept:

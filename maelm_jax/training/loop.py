@@ -50,7 +50,7 @@ class Job:
     train_step: collections.abc.Callable[..., tuple[tuple, dict]]
     batch: collections.abc.Callable[[int], typing.Any]  # step, from 0 -> its batch on the devices
     learning_rates: optimizers.LearningRates | np.ndarray  # of every step, float32
-    tokens: float  # of a step; the mean if steps differ
+    tokens: float  # of text in a step, without padding; the mean if steps differ
     flops: float  # model FLOPs of a step
     peak_flops: float | None  # FLOP/s of all devices. None: unknown, and MFU is not logged
     evaluate: collections.abc.Callable[[tuple], Evaluation]
@@ -335,7 +335,10 @@ class StepLog:
         if "causal_loss" in numbers:
             line["causal_loss"] = numbers["causal_loss"]
         self._checkpoints.check_in_place()
-        self._writer.write(step, line | self._speed_values() | evaluation)
+        speed = self._speed_values()
+        self._writer.write(step, line | speed | evaluation)
+        if tokens_per_second := speed["tokens_per_second"]:
+            self._shown["tokens/s"] = f"{tokens_per_second:,.0f}"
         self._shown["loss"] = f"{numbers['loss']:.3f}"
         if "eval_loss" in evaluation:
             self._shown["held-out loss"] = f"{evaluation['eval_loss']:.3f}"

@@ -81,7 +81,8 @@ class Curve(typing.NamedTuple):
     name: str
     lines: list[dict]  # of metrics.jsonl
     first_token: int  # tokens of the runs before it
-    tokens_per_step: int
+    tokens_per_step: int  # with padding
+    text_tokens_per_step: float  # without, the mean: what tokens_per_second counts
     evaluated: tuple  # what decides the loss of held-out rows: whether it is causal, and masks
     words_per_step: float | None = None  # None: not recorded
 
@@ -97,7 +98,7 @@ class Curve(typing.NamedTuple):
         hours, total, counted = {}, 0.0, 0
         for line in self.lines:
             if speed := line.get("tokens_per_second"):
-                total += (line["step"] - counted) * self.tokens_per_step / speed / 3600
+                total += (line["step"] - counted) * self.text_tokens_per_step / speed / 3600
                 counted = line["step"]
             hours[line["step"]] = total
         return hours
@@ -119,6 +120,7 @@ def read_curves(workdir: Workdir, last_step: int | None = None) -> list[Curve]:
     while recorded := workdir.read_settings():
         parent, rows = workdir.read_parent(), workdir.read_rows() or {}
         words = rows.get("words_per_row")
+        tokens = rows.get("tokens_per_row", recorded.corpus.sequence_length)
         curve = Curve(
             words_per_step=words and words * recorded.run.batch_size,
             name=workdir.name,
@@ -127,6 +129,7 @@ def read_curves(workdir: Workdir, last_step: int | None = None) -> list[Curve]:
             ],
             first_token=parent.tokens if parent else 0,
             tokens_per_step=recorded.tokens_per_step,
+            text_tokens_per_step=tokens * recorded.run.batch_size,
             evaluated=(recorded.evaluated.objective,),
         )
         curves.insert(0, curve)

@@ -126,7 +126,8 @@ def write(workdir: Workdir, chosen: Prepared, step: int):
     before = workdir.read_rows()
     if before and fingerprints(before) != fingerprints(chosen.record):
         print(f"{workdir}: new data after step {step}")
-    workdir.write_rows(chosen.record | {"words_per_row": chosen.words_per_row})
+    means = {"words_per_row": chosen.words_per_row, "tokens_per_row": chosen.tokens_per_row}
+    workdir.write_rows(chosen.record | means)
 
 
 def words_per_row(workdir: Workdir) -> float | None:

@@ -51,7 +51,28 @@ def test_a_stock_encoder_goes_out_as_it_came_in(copy_stock, stock_name, model_ty
 
 
 def test_hidden_states_are_those_of_transformers(copy_stock, stock_name, tmp_path, vocabulary):
-    folder = copy_stock(stock_name, "AutoModel", tmp_path / "stock")
+    compare_states(copy_stock(stock_name, "AutoModel", tmp_path / "stock"), vocabulary)
+
+
+@pytest.mark.parametrize("stock_name", ["camembert", "electra", "modernbert", "mpnet", "roberta", "xlm-roberta"])
+def test_gelu_new_comes_in_and_goes_out(copy_stock, stock_name, tmp_path, vocabulary):
+    folder, out = copy_stock(stock_name, "AutoModelForMaskedLM", tmp_path / "stock"), tmp_path / "out"
+    before = compare_states(folder, vocabulary)
+    content = json.loads((folder / "config.json").read_text())
+    name = "hidden_activation" if stock_name == "modernbert" else "hidden_act"
+    (folder / "config.json").write_text(json.dumps(content | {name: "gelu_new"}))
+    assert np.abs(compare_states(folder, vocabulary) - before).max() > 1e-4 * np.abs(before).max(), "it is another function"
+    maelm_jax.load_encoder(folder).save_pretrained(out)
+    assert json.loads((out / "config.json").read_text())[name] == "gelu_new"
+    ids = torch.tensor(padded_ids(verify.sample_texts()[:4], vocabulary, 40)).long()
+    real = ids != vocabulary.pad
+    with torch.no_grad():
+        stock, again = (transformers.AutoModelForMaskedLM.from_pretrained(path).eval()(ids, real.long()).logits for path in (folder, out))
+    assert torch.equal(stock[real], again[real])
+
+
+def compare_states(folder: pathlib.Path, vocabulary) -> np.ndarray:
+    """Compares the hidden states of a folder here and in transformers, and returns them, of real tokens."""
     stock = transformers.AutoModel.from_pretrained(folder).eval()
     encoder = maelm_jax.load_encoder(folder)
     ids = padded_ids(verify.sample_texts()[:9], vocabulary, 40)
@@ -64,6 +85,7 @@ def test_hidden_states_are_those_of_transformers(copy_stock, stock_name, tmp_pat
         theirs = stock(**inputs).last_hidden_state.numpy()
     ours = encoder_states(encoder.tree(), encoder.model, vocabulary, ids, types=types)
     assert np.abs(ours - theirs)[real].max() < 1e-5 * np.abs(theirs).max()
+    return ours[real]
 
 
 @pytest.mark.parametrize("stock_name", ["bert", "modernbert", "xlm-roberta"])
@@ -139,6 +161,8 @@ def test_the_names_of_google_s_bert_files_are_read_as_transformers_reads_them(co
     [
         ("bert", {"model_type": "deberta"}, "model_type 'deberta'"),
         ("bert", {"hidden_act": "gelu_new"}, "hidden_act 'gelu_new'"),
+        ("distilbert", {"activation": "gelu_new"}, "activation 'gelu_new'"),
+        ("roberta", {"hidden_act": "relu"}, "hidden_act"),
         ("bert", {"is_decoder": True}, "is_decoder True"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
         ("bert", {"num_attention_heads": 5}, "heads 5"),

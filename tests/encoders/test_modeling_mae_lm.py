@@ -40,6 +40,7 @@ VARIANTS = {
     "roberta, cross-attention added": (ROBERTA | {"decoder_attention": "self+cross", "decoder_slots": "masked"}, {}),
     "modernbert": (MODERN, {}),
     "modernbert, local and narrow": (MODERN | {"layers": 3, "local_attention": 8, "global_every": 2, "decoder_width": 16}, {}),
+    "modernbert, gelu_new": (MODERN | {"hidden_act": "gelu_new"}, {}),
     "modernbert, cheap": (MODERN | CHEAP | {"rotary_theta": 500.0}, {}),
     "modernbert, renumbered and causal": (MODERN | {"decoder_causal": True}, {"objective": objective_of(renumber=True)}),
     "modernbert that reads masks": (MODERN | {"decoder_refills_mask": False}, {"objective": config.Objective.between(1.0)}),

@@ -69,6 +69,7 @@ ENCODERS = strategies.fixed_dictionaries(
         "token_types": strategies.integers(0, 3),
         "relative_buckets": strategies.sampled_from(("t5", "reference", "none")),
         "biases": strategies.booleans(),
+        "hidden_act": strategies.sampled_from(("gelu", "gelu_new")),
     },
 )
 DECODERS = strategies.builds(

@@ -232,7 +232,7 @@ def test_the_progress_bar_shows_compilation_the_loss_and_the_last_held_out_loss(
 
     monkeypatch.setattr(loop.tqdm, "tqdm", Bar)
     train(monkeypatch, train_steps=3, eval_every=2, rank_every=2)
-    both = "loss=1.000, held-out loss=1.000"
+    both = f"loss=1.000, tokens/s={TOKENS:.0f}, held-out loss=1.000"
     assert [(done, text.rstrip(": "), after) for done, text, after in shown] == [
         (0, "compiling", ""),
         (1, "training", "loss=1.000"),
