@@ -90,19 +90,21 @@ def main(argv: list[str]) -> int:
     return 0 if plan.fits is not False else 1
 
 
-def dry_run(experiment: config.Experiment, workdir: "Workdir") -> int:
-    """Prints parameters, FLOPs, memory and collectives of a run on the devices of this process.
+def dry_run(experiment: config.Experiment, workdir: "Workdir", verbose: bool = False) -> int:
+    """Prints size, memory, time and FLOPs of a run on the devices of this process.
 
-    No array is allocated, and no data is read. The size of the vocabulary is that of the file in
-    the workdir or in the settings, if there is one. Returns the exit status, as `plan` does.
+    No data is read. The time is that of steps on made-up rows, or from the log of the run. The size
+    of the vocabulary is that of the file in the workdir or in the settings, if there is one. With
+    `verbose`, each parameter is printed too. Returns the exit status, as `plan` does.
     """
     import jax
 
     from maelm_jax.data import vocabularies
-    from maelm_jax.planning import estimate
+    from maelm_jax.planning import estimate, timing
     from maelm_jax.pretraining import objective, summary
     from maelm_jax.training import sharding
 
+    logged = timing.from_log(experiment, workdir)
     vocabulary = experiment.vocabulary
     if workdir.has_vocabulary:
         vocabulary = dataclasses.replace(vocabulary, file=str(workdir.vocabulary_folder))
@@ -110,13 +112,17 @@ def dry_run(experiment: config.Experiment, workdir: "Workdir") -> int:
     experiment = dataclasses.replace(experiment, vocabulary=sized)
     mesh = sharding.make_mesh(experiment.mesh)
     state = objective.abstract_step(experiment, mesh).arguments[0]
-    summary.print_parameters(state.params)
-    summary.print_flops(experiment)
+    summary.print_sizes(experiment, state.params)
+    print("compiling a step ...", flush=True)
     count, statistics = jax.device_count(), jax.local_devices()[0].memory_stats() or {}
     memory = statistics.get("bytes_limit")
     target = targets.Target("this machine", "this machine", count, count, memory=memory)
-    plan = estimate.compile_step(experiment, target, jax.devices())
-    print(describe(plan, target))
+    plan = estimate.compile_step(experiment, target, jax.devices(), keeps_program=True)
+    print(describe(plan, target), flush=True)
+    print(logged or timing.measure(plan, target))
+    summary.print_flops(experiment)
+    if verbose:
+        summary.print_parameters(state.params)
     return 0 if plan.fits is not False else 1
 
 

@@ -5,7 +5,7 @@ A small encoder on text that is already on this machine, and the MLM baseline fo
     python -m maelm_jax.train --gin_file=tiny.gin --gin_file=mlm.gin --workdir=runs/tiny-mlm
 Your own text:
     python -m maelm_jax.train --gin_file=small.gin --gin.TEXT_FILES='books/*.txt'
-Print sizes, FLOPs, memory and mesh without reading data:
+Print sizes, memory, how long it takes here, and FLOPs, without reading data:
     python -m maelm_jax.train --gin_file=base.gin --dry_run
 A new run that goes on from another one, with its optimiser:
     python -m maelm_jax.train --gin_file=tiny.gin --gin.Run.continue_from=runs/tiny@500 \
@@ -31,7 +31,8 @@ def main(argv: list[str]) -> int:
     flags.add_argument(
         "--dry_run",
         action="store_true",
-        help="print parameters, FLOPs, memory and mesh, then stop; reads no data",
+        help="print sizes, memory, time and FLOPs, with --verbose each parameter, then stop; "
+        "reads no data",
     )
     flags.add_argument(
         "--accept_new_data",
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> int:
             args.workdir.fetch()
             found = start.find_starting_point(experiment, args.workdir)
             with_vocabulary = found.parent.workdir if found.parent else args.workdir
-            return plan.dry_run(found.experiment, with_vocabulary)
+            return plan.dry_run(found.experiment, with_vocabulary, args.verbose)
         with args.workdir.locked():
             run.pretrain(args.workdir, experiment, args.accept_new_data, began, args.profile)
     return 0

@@ -25,7 +25,7 @@ LAYERS = (
     {"gin_files"},
     {"storage"},
     {"config"},
-    {"tables", "plotting"},
+    {"tables", "plotting", "progress"},
 )
 
 

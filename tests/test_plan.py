@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -11,8 +12,9 @@ import pytest
 from testing import ROOT, call, model_of
 
 from maelm_jax import config, gin_files, plan, train
-from maelm_jax.planning import estimate, hlo, targets
+from maelm_jax.planning import estimate, hlo, targets, timing
 from maelm_jax.training import sharding
+from maelm_jax.training.workdir import Workdir
 
 EXPERIMENT = config.Experiment()
 GIB = 2**30
@@ -164,3 +166,56 @@ def test_the_tpu_compiler():
 def test_a_command_of_pretraining_refuses_files_of_finetuning(command, flags):
     with pytest.raises(config.ConfigError, match="finetune files"):
         command.main(["--gin_file=base.gin", *flags, "--gin_file=finetune/base.gin", "--gin_file=finetune/rte.gin"])
+
+
+# The dry run of train.
+
+TINY = ["--gin_file=tiny.gin", "--gin.Vocabulary.size=400", "--gin.Encoder.width=32", "--gin.BATCH_SIZE=8", "--gin.TRAIN_STEPS=50"]
+
+
+def test_a_dry_run_says_size_memory_and_time_before_its_details(tmp_path):
+    done = call("train", *TINY, "--dry_run", f"--workdir={tmp_path / 'none'}")
+    assert done.status == 0, done.stderr
+    order = [done.stdout.index(what) for what in ("parameters (", "compiling", "GiB a device", "time here: about", "encoder matrices")]
+    assert order == sorted(order) and "encoder/token_embedding" not in done.stdout
+    assert "for 50 steps" in done.stdout and not (tmp_path / "none").exists()
+    done = call("train", *TINY, "--dry_run", "--verbose", f"--workdir={tmp_path / 'none'}")
+    assert "encoder/token_embedding" in done.stdout
+
+
+def test_the_time_of_a_run_that_has_begun_is_that_of_its_log(tmp_path):
+    experiment = gin_files.load(["tiny.gin"], ["TRAIN_STEPS=100"])
+    (tmp_path / "config.gin").write_text(gin_files.render(experiment))
+    lines = [{"step": 10, "step_seconds": None}, {"step": 20, "step_seconds": 3.0}, {"step": 40, "step_seconds": 60.0}]
+    lines.append({"step": 40, "checkpoint": 40})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = timing.from_log(experiment, Workdir(tmp_path))
+    assert (found.step_seconds, found.steps) == (60.0, 60) and "about 60 minutes for 60 steps" in str(found)
+    other = gin_files.load(["tiny.gin"], ["TRAIN_STEPS=100", "BATCH_SIZE=64"])
+    assert timing.from_log(other, Workdir(tmp_path)) is None and timing.from_log(other, Workdir(tmp_path / "none")) is None
+
+
+@pytest.mark.parametrize("flops,rows,is_bound", [(1.0, 8, False), (4.0, 2, False), (100.0, None, True)])
+def test_a_large_step_is_timed_with_fewer_rows_or_bounded(monkeypatch, flops, rows, is_bound):
+    """`flops` is a multiple of the limit: a step of four times the limit is timed with two of its eight rows."""
+    timed = []
+
+    def compile_step(experiment, *_, **__):
+        return dataclasses.replace(PLAN, experiment=experiment, needed=0.0, program=object())
+
+    monkeypatch.setattr(timing.estimate, "compile_step", compile_step)
+    monkeypatch.setattr(timing, "_time_steps", lambda plan: timed.append(plan.experiment.run.batch_size) or 0.5)
+    run = dataclasses.replace(EXPERIMENT.run, batch_size=8, accumulate=4, train_steps=10)
+    one = compile_step(dataclasses.replace(EXPERIMENT, run=run))
+    one = dataclasses.replace(one, model_flops=flops * timing.MOST_FLOPS, mesh=sharding.MeshSizes(1, 1, 1))
+    found = timing.measure(one, targets.parse("cpu:1"))
+    assert timed == ([rows] if rows else []) and found.is_bound == is_bound and found.steps == 10
+    if rows:
+        assert found.step_seconds == 0.5 * 8 / rows
+
+
+def test_a_step_that_does_not_fit_is_not_timed(monkeypatch):
+    monkeypatch.setattr(timing, "_free_memory", lambda: 1.0 * GIB)
+    one = dataclasses.replace(PLAN, needed=2.0 * GIB, model_flops=1.0, program=object())
+    assert "2.00 GiB" in timing.measure(one, targets.parse("cpu:1"))
+    assert "not measured" in timing.measure(dataclasses.replace(PLAN, fits=False), targets.parse("cpu:1"))

@@ -81,7 +81,7 @@ def test_dry_run_blocks(line, tmp_path):
     (tmp_path / "config.gin").write_text(gin_files.render(gin_files.load(["small.gin"])))
     done = call("train", *argv[3:], f"--workdir={tmp_path}")
     assert done.status == 0, done.stderr
-    for what in ("encoder/token_embedding", "FLOPs a step", "optimiser's state", "mesh {'data': 1"):
+    for what in ("FLOPs a step", "optimiser's state", "mesh {'data': 1"):
         assert what in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["config.gin"]
 

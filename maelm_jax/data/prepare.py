@@ -26,9 +26,8 @@ import zipfile
 import zlib
 
 import numpy as np
-import tqdm
 
-from maelm_jax import storage
+from maelm_jax import progress, storage
 from maelm_jax.config import ConfigError, Corpus, Run, RunError
 from maelm_jax.data import packing, readers, rows, sources, vocabularies, workers
 from maelm_jax.data.readers import BadFile, Unavailable
@@ -101,7 +100,7 @@ def make_on_this_machine(folder: pathlib.Path, task: int = 0, tasks: int = 1):
     missing, plan = missing_parts(folder, task, tasks), _read_plan(folder)
     made = workers.results(functools.partial(make_part, folder), missing, plan.corpus.processes)
     name = f"rows of {plan.source}"[:40]
-    for _ in tqdm.tqdm(made, name, len(missing), unit="part", disable=None):
+    for _ in progress.Bar(made, desc=name, total=len(missing), unit="part"):
         pass
 
 

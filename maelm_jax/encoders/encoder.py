@@ -4,16 +4,14 @@ import collections.abc
 import dataclasses
 import functools
 import os
-import sys
 import typing
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 from flax import traverse_util
 
-from maelm_jax import config
+from maelm_jax import config, progress
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders import export, family, inference, recipes, source
 from maelm_jax.model import maelm, model_inputs
@@ -163,10 +161,7 @@ class Encoder:
         if chosen.prompt and not chosen.pools_prompt:
             prompt_length = 1 + len(self.vocabulary.encode(*chosen.prepare([""])))
         is_short = len(rows) <= 1000
-        interval = 0.5 if sys.stderr.isatty() else 30.0
-        with tqdm.tqdm(
-            total=len(rows), unit="text", desc="embedding", mininterval=interval, disable=is_short
-        ) as bar:
+        with progress.Bar(total=len(rows), unit="text", desc="embedding", disable=is_short) as bar:
             for batch in inference.pack_texts(rows, self.vocabulary.pad):
                 pooled = self._pool(batch, chosen.modes, prompt_length)
                 vectors[batch.texts] = np.asarray(pooled)[: len(batch.texts)]

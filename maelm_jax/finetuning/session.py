@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tqdm
 from jax.sharding import NamedSharding
 
-from maelm_jax import config, storage
+from maelm_jax import config, progress, storage
 from maelm_jax.analysis import monitor
 from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.encoders.results import CONFUSION, Results
@@ -83,7 +82,7 @@ class Model:
         devices = sharding.row_shards(self.mesh)
         rows = -(-rows // devices) * devices
         indices, outputs = [], []
-        planned = tqdm.tqdm(
+        planned = progress.Bar(
             in_order(dev.features, lengths, rows, self.pad),
             total=-(-len(dev.features.ids) // rows),
             desc="evaluating",
@@ -288,7 +287,7 @@ class Run:
         """Compiles the training step for each length that is new, and says so."""
         compiled, rows = self.session.compiled, self.batches.batch_size
         new = [length for length in self.lengths if (rows, length) not in compiled]
-        with tqdm.tqdm(new, unit="length", leave=False) as bar:
+        with progress.Bar(new, unit="length", leave=False) as bar:
             for number, length in enumerate(bar, start=1):
                 bar.set_description(f"compiling length {length} ({number} of {len(new)})")
                 batch = self.session.model.shard(self.batches.empty_batch(length))

@@ -10,11 +10,10 @@ import pathlib
 import typing
 
 import numpy as np
-import tqdm
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from maelm_jax import config
+from maelm_jax import config, progress
 from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.encoders import families
 from maelm_jax.encoders.family import PairFormat
@@ -50,7 +49,7 @@ class InputFormat(typing.NamedTuple):
         """Returns the token ids of each text. Shows a progress bar if it takes long."""
         rows: list[list[int]] = []
         starts = range(0, len(texts), TEXTS_AT_ONCE)
-        for start in tqdm.tqdm(starts, desc="tokenising", leave=False, delay=2.0):
+        for start in progress.Bar(starts, desc="tokenising", leave=False, delay=2.0):
             rows += self.vocabulary.encode_batch(texts[start : start + TEXTS_AT_ONCE])
         return rows
 

@@ -13,9 +13,8 @@ import typing
 import jax
 import numpy as np
 import optax
-import tqdm
 
-from maelm_jax import config
+from maelm_jax import config, progress
 from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import model_inputs
@@ -149,7 +148,7 @@ def _compute(
     shapes = _choose_shapes(lengths[owner], masks, encoder.length, on_accelerator)
     tokens = ACCELERATOR_TOKENS if on_accelerator else TOKENS
     values = np.zeros(len(owner))
-    with tqdm.tqdm(total=len(owner), unit="token", desc=name) as bar:
+    with progress.Bar(total=len(owner), unit="token", desc=name) as bar:
         for shape in map(_Shape._make, np.unique(shapes, axis=0).tolist()):
             group = np.flatnonzero((shapes == shape).all(1))
             padding = (encoder.vocabulary.pad,) * shape.length

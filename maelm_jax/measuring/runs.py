@@ -12,9 +12,8 @@ import typing
 
 import jax
 import numpy as np
-import tqdm
 
-from maelm_jax import config, gin_files, storage
+from maelm_jax import config, gin_files, progress, storage
 from maelm_jax.analysis import moments, ranks
 from maelm_jax.data import batches, packing, prepare, vocabularies
 from maelm_jax.encoders.encoder import Encoder
@@ -203,8 +202,8 @@ def measure(run: MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int
         print(f"{run.name}: {possible_sets} disjoint sets of tokens instead of {sets}")
     measure_batch = _compile(run)
     moments_by_set = _measure_sets(run, measure_batch, rows, possible_sets, seed)
-    layers = tqdm.trange(
-        experiment.encoder.layers + 1, unit="layer", desc="eigenvalues", leave=False
+    layers = progress.Bar(
+        range(experiment.encoder.layers + 1), unit="layer", desc="eigenvalues", leave=False
     )
     lines = metrics.read(Workdir(run.path)) if training else []
     return {
@@ -328,7 +327,7 @@ def _measure_sets(
     """Measures each set. A set is a range of neighbouring rows, so sets share few documents."""
     key = keys.make_stream_key(seed, keys.RANK_STREAM)
     bounds = np.linspace(0, len(rows), sets + 1).astype(int)
-    with tqdm.tqdm(total=len(rows), unit="row", desc=f"{run.name}, step {run.step}") as bar:
+    with progress.Bar(total=len(rows), unit="row", desc=f"{run.name}, step {run.step}") as bar:
         return [
             moments.accumulate(
                 measure_batch,

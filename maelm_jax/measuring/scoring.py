@@ -10,10 +10,9 @@ import typing
 
 import jax
 import numpy as np
-import tqdm
 from flax import traverse_util
 
-from maelm_jax import config, storage
+from maelm_jax import config, progress, storage
 from maelm_jax.data import batches, prepare, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
@@ -254,7 +253,7 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
 def _sums(loss: typing.Callable, params: dict, parts: np.ndarray, name: str) -> np.ndarray:
     """Returns loss, correct predictions and masked tokens of each batch, [3, batches]."""
     params, size, sums = jax.device_put(params), parts.shape[1], []
-    for number, part in enumerate(tqdm.tqdm(parts, desc=name, unit="batch")):
+    for number, part in enumerate(progress.Bar(parts, desc=name, unit="batch")):
         numbers = np.arange(number * size, (number + 1) * size, dtype=np.uint32)
         sums.append(jax.device_get(loss(params, part, numbers)[:3]))
     return np.asarray(sums, np.float64).T

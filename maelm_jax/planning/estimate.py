@@ -44,6 +44,7 @@ class Plan:
     memory: dict[str, float] | None = None  # bytes by kind. None: the compiler refused the step
     collectives: list[hlo.Collective] = dataclasses.field(default_factory=list)
     time: StepTime | None = None  # None: no estimate
+    program: jax.stages.Compiled | None = None  # None: refused by the compiler, or not kept
 
     @property
     def tokens(self) -> int:
@@ -73,7 +74,9 @@ def lower_step(experiment: config.Experiment, devices: list) -> LoweredStep:
     return LoweredStep(mesh, abstract.train_step.lower(*abstract.arguments), arguments)
 
 
-def compile_step(experiment: config.Experiment, target: Target, devices: list) -> Plan:
+def compile_step(
+    experiment: config.Experiment, target: Target, devices: list, keeps_program: bool = False
+) -> Plan:
     """Compiles the training step of an experiment for the devices of `targets.start_compiler`.
 
     If the compiler refuses the step because it does not fit, `fits` is False and `needed` is what
@@ -113,6 +116,7 @@ def compile_step(experiment: config.Experiment, target: Target, devices: list) -
         memory=memory,
         collectives=collectives,
         time=step_time(text, collectives, plan.model_flops, target),
+        program=program if keeps_program else None,
     )
 
 

@@ -117,6 +117,19 @@ def report_result(
     )
 
 
+def print_sizes(experiment: config.Experiment, params: dict):
+    """Prints the number of parameters by part of the model, and how much a run trains on."""
+    counts = {
+        name: sum(leaf.size for leaf in jax.tree.leaves(part)) for name, part in params.items()
+    }
+    listed = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    run, length = experiment.run, experiment.corpus.sequence_length
+    print(
+        f"{sum(counts.values()):,} parameters ({listed}); {run.train_steps:,} steps of "
+        f"{run.batch_size:,} rows of {length} tokens"
+    )
+
+
 def print_parameters(params: dict):
     """Prints a line for each array of parameters."""
     lines = []
@@ -125,7 +138,7 @@ def print_parameters(params: dict):
         lines.append((path, shape, f"{leaf.size:,}", tuple(sharding.partition_spec(path))))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     lines.append(("all", "", f"{count:,}", ""))
-    print(f"{tables.plain(('parameter', 'shape', 'values', 'sharding'), lines)}\n")
+    print(f"\n{tables.plain(('parameter', 'shape', 'values', 'sharding'), lines)}")
 
 
 def print_flops(experiment: config.Experiment):
@@ -134,5 +147,5 @@ def print_flops(experiment: config.Experiment):
     total, steps = sum(terms.values()), experiment.run.train_steps
     lines = [(name, f"{value:.4g}", f"{value / total:.1%}") for name, value in terms.items()]
     lines.append(("all", f"{total:.4g}", "100.0%"))
-    print(f"{tables.plain(('term', 'FLOPs a step', 'share'), lines)}")
-    print(f"{total * steps:.4g} FLOPs in {steps:,} steps\n")
+    print(f"\n{tables.plain(('term', 'FLOPs a step', 'share'), lines)}")
+    print(f"{total * steps:.4g} FLOPs in {steps:,} steps")

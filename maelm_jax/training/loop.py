@@ -3,26 +3,24 @@
 Pretraining and fine-tuning share it. `Job` holds all that depends on the task.
 """
 
+import collections
 import collections.abc
 import contextlib
 import dataclasses
 import math
 import os
 import signal
-import sys
 import time
 import typing
 
 import jax
 import numpy as np
-import tqdm
 from jax.experimental import multihost_utils
 
-from maelm_jax import config
+from maelm_jax import config, progress
 from maelm_jax.training import checkpoint, metrics, optimizers, profiling
 
-# Seconds between two drawings of the progress bar, on a terminal and in a file.
-TERMINAL_INTERVAL, FILE_INTERVAL = 0.5, 30.0
+RECENT_STEPS = 50  # whose mean time the progress bar takes for that of the steps to come
 TIMED_STEPS = 5  # after which the time of the run is estimated
 SHORT_RUN = 300.0  # seconds; the time of a shorter run is not printed
 
@@ -138,7 +136,7 @@ def run(
                             writer.write(step, {"checkpoint": step})
             if stopped and step < last:
                 name = signal.Signals(stopped).name
-                print(f"stopped by {name} at step {step}; the same command goes on from there")
+                log.print(f"stopped by {name} at step {step}; the same command goes on from there")
                 raise SystemExit(128 + stopped)
             if step == last:
                 break
@@ -254,6 +252,33 @@ class StepTimer:
         return speed
 
 
+class StepBar(progress.Bar):
+    """Progress of a run. The time left is that of the steps, without evaluations and checkpoints.
+
+    Attributes:
+        step_seconds: Recent time of a step. None: no step was timed.
+        tokens_per_second: Of the newest log line.
+    """
+
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None
+
+    def __init__(self, **settings: typing.Any):
+        layout = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{pace}{postfix}]"
+        super().__init__(bar_format=layout, delay=0.0, **settings)
+
+    @property
+    def format_dict(self):
+        """The fields of the layout (an interface of tqdm)."""
+        pace = ""
+        if self.step_seconds is not None:
+            left = self.format_interval(self.step_seconds * (self.total - self.n))
+            pace = f", {left} left, {self.step_seconds:.3g} s/step"
+        if self.tokens_per_second is not None:
+            pace += f", {self.tokens_per_second:,.0f} tokens/s"
+        return super().format_dict | {"pace": pace}
+
+
 class StepLog:
     """Context manager that writes a run's log lines and shows its progress bar.
 
@@ -267,14 +292,14 @@ class StepLog:
         self._job, self._writer, self._checkpoints = job, writer, checkpoints
         self._is_compiling = True
         self._first_seconds: list[float] = []  # of the first timed steps
+        self._recent_seconds: collections.deque[float] = collections.deque(maxlen=RECENT_STEPS)
         self._shown: dict[str, str] = {}  # behind the progress bar
-        self._bar = tqdm.tqdm(
+        self._bar = StepBar(
             total=job.run.train_steps,
             initial=start,
             unit="step",
             desc="compiling",
             disable=jax.process_index() > 0,
-            mininterval=TERMINAL_INTERVAL if sys.stderr.isatty() else FILE_INTERVAL,
         )
 
     def __enter__(self):
@@ -283,14 +308,25 @@ class StepLog:
     def __exit__(self, *_):
         self._bar.close()
 
+    def print(self, line: str):
+        """Prints a line above the progress bar, which would draw over one of `print`."""
+        self._bar.write(line)
+
     def finish(self, step: int, values: dict) -> dict[str, float]:
         """Waits for a step and returns its metrics. Raises Diverged if they are not finite."""
         numbers = {name: float(value) for name, value in jax.device_get(values).items()}
         seconds = self.timer.step_done()
+        self._shown["loss"] = f"{numbers['loss']:.3f}"
+        self._bar.set_postfix(self._shown, refresh=False)
+        if seconds is not None:
+            self._recent_seconds.append(seconds)
+            self._bar.step_seconds = float(np.mean(self._recent_seconds))
         if self._is_compiling:
-            self._is_compiling = False
             self._bar.set_description("training", refresh=False)
         self._bar.update(1)
+        if self._is_compiling:
+            self._is_compiling = False
+            self._bar.refresh()  # shows the first loss
         if not (math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"])):
             with contextlib.suppress(Exception):  # a checkpoint that cannot be written is not good
                 self._checkpoints.wait()
@@ -310,8 +346,8 @@ class StepLog:
         """Prints how long the steps after `step` will take, on process 0."""
         seconds, left = float(np.median(self._first_seconds)), self._job.run.train_steps - step
         if seconds * left >= SHORT_RUN and not jax.process_index():
-            duration = tqdm.tqdm.format_interval(round(seconds * left))
-            self._bar.write(
+            duration = self._bar.format_interval(round(seconds * left))
+            self.print(
                 f"{seconds:.3g} s a step: the {left:,} steps that are left take about {duration} "
                 "(hours:minutes:seconds), without evaluations"
             )
@@ -337,12 +373,10 @@ class StepLog:
         self._checkpoints.check_in_place()
         speed = self._speed_values()
         self._writer.write(step, line | speed | evaluation)
-        if tokens_per_second := speed["tokens_per_second"]:
-            self._shown["tokens/s"] = f"{tokens_per_second:,.0f}"
-        self._shown["loss"] = f"{numbers['loss']:.3f}"
+        self._bar.tokens_per_second = speed["tokens_per_second"]
         if "eval_loss" in evaluation:
             self._shown["held-out loss"] = f"{evaluation['eval_loss']:.3f}"
-        self._bar.set_postfix(self._shown, refresh=False)
+            self._bar.set_postfix(self._shown, refresh=False)
 
     def _speed_values(self) -> dict[str, float | int | None]:
         speed, job = self.timer.speed(), self._job

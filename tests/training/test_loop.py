@@ -2,7 +2,9 @@
 
 import io
 import os
+import re
 import signal
+import sys
 import types
 import typing
 
@@ -218,27 +220,48 @@ def test_the_mfu_of_an_unknown_device_is_left_out(monkeypatch):
     assert all("mfu" not in line for line in lines) and lines[-1]["model_flops_per_second"] == pytest.approx(FLOPS)
 
 
-def test_the_progress_bar_shows_compilation_the_loss_and_the_last_held_out_loss(monkeypatch):
-    shown = []
+@pytest.fixture
+def drawn(monkeypatch) -> list[str]:
+    """Every state of the progress bar on a terminal that draws each of them."""
+    states = []
 
-    class Bar(tqdm.tqdm):
-        def __init__(self, *args, **more):
-            super().__init__(*args, **more | {"file": io.StringIO()})
-            shown.append((0, self.desc, ""))
+    class Bar(loop.StepBar):
+        def __init__(self, **settings):
+            super().__init__(**settings | {"file": io.StringIO(), "mininterval": 0.0, "miniters": 1})
 
-        def set_postfix(self, *args, **more):
-            super().set_postfix(*args, **more)
-            shown.append((self.n, self.desc, self.postfix))
+        def display(self, msg=None, pos=None):
+            states.append(str(self) if msg is None else msg)
 
-    monkeypatch.setattr(loop.tqdm, "tqdm", Bar)
-    train(monkeypatch, train_steps=3, eval_every=2, rank_every=2)
-    both = f"loss=1.000, tokens/s={TOKENS:.0f}, held-out loss=1.000"
-    assert [(done, text.rstrip(": "), after) for done, text, after in shown] == [
-        (0, "compiling", ""),
-        (1, "training", "loss=1.000"),
-        (2, "training", both),
-        (3, "training", both),
-    ]
+    monkeypatch.setattr(loop, "StepBar", Bar)
+    return states
+
+
+def test_the_progress_bar_shows_compilation_then_the_first_loss_and_the_held_out_loss(monkeypatch, drawn):
+    train(monkeypatch, train_steps=3, eval_every=2, rank_every=2, log_every=1000, loss=lambda step: 10.0 + step)
+    assert "compiling" in drawn[0] and "loss" not in drawn[0]
+    first = next(state for state in drawn if "1/3" in state and "training" in state)
+    assert "loss=11.000" in first, "at the first step, whatever log_every is"
+    assert "loss=13.000, held-out loss=1.000" in drawn[-1] and "3/3" in drawn[-1]
+
+
+def test_the_time_left_is_that_of_the_steps(monkeypatch, drawn):
+    """Evaluations of 7 s and checkpoints of 3 s lie between steps of 60 s."""
+    train(monkeypatch, train_steps=61, eval_every=4, checkpoint_every=3, step_seconds=lambda number: 60.0)
+    assert " left" not in next(state for state in drawn if " 1/61" in state), "no step was timed yet"
+    for step in range(2, 61):
+        (left,) = {re.search(r"([\d:]+) left", state)[1] for state in drawn if f" {step}/61" in state}
+        assert left == tqdm.tqdm.format_interval((61 - step) * 60.0), step
+
+
+def test_the_line_of_a_stopped_run_is_not_drawn_over(monkeypatch):
+    terminal = io.StringIO()  # shows both streams
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with pytest.raises(SystemExit):
+        train(monkeypatch, start=5, watch=lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 7 else None)
+    before, _, after = terminal.getvalue().partition("stopped by SIGINT")
+    assert before.endswith("\r"), "the line of the bar is cleared"
+    assert "\n" in after.partition("\r")[0]
 
 
 @pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -1,0 +1,125 @@
+"""How long a run takes on the devices of this process: from its own log, or from a few steps."""
+
+import dataclasses
+import re
+import time
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.planning import estimate
+from maelm_jax.planning.targets import GIB, Target
+from maelm_jax.pretraining import objective
+from maelm_jax.training import metrics, sharding
+from maelm_jax.training.workdir import Workdir
+
+TIMED_STEPS = 3
+# Model FLOPs of a step that is timed: seconds. A larger step is timed with fewer of its rows.
+MOST_FLOPS, MOST_FLOPS_OF_ACCELERATOR = 2e11, 1e15
+PRODUCT_SIZE = 2048  # rows and columns of the matrices whose product bounds the speed of a CPU
+
+
+class Duration(typing.NamedTuple):
+    """How long the steps of a run take."""
+
+    step_seconds: float
+    steps: int  # that are left
+    method: str  # where `step_seconds` comes from
+    is_bound: bool = False  # whether no step is faster
+
+    def __str__(self):
+        seconds = self.step_seconds * self.steps
+        units = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+        unit, size = next((one for one in units if seconds >= 2 * one[1]), units[-1])
+        about = "at least" if self.is_bound else "about"
+        return (
+            f"time here: {about} {seconds / size:.3g} {unit} for {self.steps:,} steps of "
+            f"{self.step_seconds:.3g} s, without evaluations ({self.method})"
+        )
+
+
+def from_log(experiment: config.Experiment, workdir: Workdir) -> Duration | None:
+    """Returns the duration of the steps that a run has left, by its newest log line with a speed.
+
+    None if no step was timed, or those of other settings.
+    """
+    recorded = workdir.read_settings()
+    if recorded is None or config.differences(recorded, experiment):
+        return None
+    lines = metrics.read(workdir)
+    timed = [line["step_seconds"] for line in lines if line.get("step_seconds")]
+    if not timed:
+        return None
+    left = max(experiment.run.train_steps - lines[-1]["step"], 0)
+    return Duration(timed[-1], left, f"the speed in its log, {workdir.metrics_file}")
+
+
+def measure(plan: estimate.Plan, target: Target) -> Duration | str:
+    """Times steps of a plan that was compiled for the devices of this process, on made-up rows.
+
+    Returns why not if that is impossible.
+    """
+    run, steps = plan.experiment.run, plan.experiment.run.train_steps
+    if jax.process_count() > 1 or plan.program is None:
+        return "time here: not measured, because the step does not fit or has several processes"
+    is_cpu = jax.default_backend() == "cpu"
+    most = MOST_FLOPS if is_cpu else MOST_FLOPS_OF_ACCELERATOR
+    rows, shards = run.batch_size, plan.mesh.data * plan.mesh.fsdp
+    if plan.model_flops > most:
+        rows = int(most / plan.model_flops * rows) // shards * shards
+        if not rows:
+            return _bound_by_products(plan) if is_cpu else "time here: a row is too large to time"
+        smaller = dataclasses.replace(run, batch_size=rows, accumulate=1)
+        experiment = dataclasses.replace(plan.experiment, run=smaller)
+        plan = estimate.compile_step(experiment, target, jax.devices(), keeps_program=True)
+    free = _free_memory() if is_cpu else None
+    if plan.program is None or (free is not None and plan.needed > free):
+        return f"time here: not measured, because a step needs {plan.needed / GIB:.2f} GiB"
+    seconds = _time_steps(plan) * run.batch_size / rows
+    method = f"{TIMED_STEPS} steps on made-up rows"
+    if rows < run.batch_size:
+        method += f", {rows} of {run.batch_size} rows a step"
+    return Duration(seconds, steps, method)
+
+
+def _time_steps(plan: estimate.Plan) -> float:
+    """Returns the median seconds of a few steps."""
+    experiment, size = plan.experiment, plan.experiment.vocabulary.size
+    mesh = sharding.make_mesh(experiment.mesh)
+    state, batch, _ = objective.abstract_step(experiment, mesh).arguments
+    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), state)
+    special = config.SpecialIds.of_size(size)
+    rows = np.random.default_rng(0).integers(special.unk + 1, special.mask, batch.shape, np.int32)
+    rows[:, 0] = special.bos
+    rows = jax.device_put(rows, batch.sharding)
+    seconds = []
+    for _ in range(TIMED_STEPS):
+        began = time.perf_counter()
+        state, _ = plan.program(state, rows, np.float32(1e-4))
+        jax.block_until_ready(state)
+        seconds.append(time.perf_counter() - began)
+    return float(np.median(seconds))
+
+
+def _bound_by_products(plan: estimate.Plan) -> Duration:
+    """Returns the duration at the speed of a product of large matrices."""
+    matrix = jnp.ones((PRODUCT_SIZE, PRODUCT_SIZE), plan.experiment.compute.dtype)
+    multiply = jax.jit(jnp.matmul)
+    multiply(matrix, matrix).block_until_ready()
+    began = time.perf_counter()
+    multiply(matrix, matrix).block_until_ready()
+    speed = 2 * PRODUCT_SIZE**3 / (time.perf_counter() - began)
+    method = f"its FLOPs at {speed / 1e9:.0f} GFLOP/s, as in a product of matrices"
+    return Duration(plan.model_flops / speed, plan.experiment.run.train_steps, method, True)
+
+
+def _free_memory() -> float | None:
+    """Returns the bytes of this machine's memory that are free. None: not known."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return float(re.search(r"^MemAvailable: +(\d+) kB", file.read(), re.M)[1]) * 1024
+    except (OSError, TypeError):
+        return None
