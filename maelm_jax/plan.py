@@ -144,7 +144,7 @@ def dry_run(experiment: config.Experiment, workdir: "Workdir") -> int:
 
 def _flags() -> argparse.ArgumentParser:
     flags = cli.parser(__doc__)
-    topology_help = "as in v5e:16x16, h100:8, h200:4x8 or cpu:8; a wrong one lists those there are"
+    topology_help = "as in v5e:16x16, v5e-256, h100:8, h200:4x8 or cpu:8; a wrong one lists all"
     flags.add_argument("--topology", required=True, metavar="NAME", help=topology_help)
     sweep_help = (
         "try microbatches, rematerialisation and sizes of Mesh.data and Mesh.fsdp, whatever the "
