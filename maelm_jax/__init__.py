@@ -11,7 +11,8 @@ def load_encoder(path, step: int | None = None):
 
     Args:
         path: A workdir, an export in any format, a folder of stock transformers, or a checkpoint of
-            the published code with its vocabulary beside it.
+            the published code with its vocabulary beside it. Or a name on the Hub, ORG/NAME or
+            ORG/NAME@REVISION.
         step: The step of a workdir's checkpoint; None for the newest.
 
     Raises:

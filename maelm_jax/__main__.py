@@ -5,6 +5,7 @@ import sys
 
 COMMANDS = (
     "train",
+    "status",
     "prepare",
     "evaluate",
     "finetune",

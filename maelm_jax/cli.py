@@ -40,10 +40,13 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; --help lists the flags")
 
 
-def parser(description: str, reads_settings: bool = True) -> argparse.ArgumentParser:
+def parser(
+    description: str, reads_settings: bool = True, takes_path: bool = False
+) -> argparse.ArgumentParser:
     """Returns a parser with the flags of every command. --help prints `description`.
 
-    A command without `reads_settings` has no flags of settings, and requires --workdir.
+    A command without `reads_settings` has no flags of settings, and requires --workdir. One that
+    `takes_path` also takes the workdir without the name of the flag.
     """
     layout = argparse.RawDescriptionHelpFormatter
     result = _Parser(description=description, formatter_class=layout, allow_abbrev=False)
@@ -58,7 +61,13 @@ def parser(description: str, reads_settings: bool = True) -> argparse.ArgumentPa
         result.add_argument(
             "--gin_file", action="append", default=[], metavar="FILE", help=gin_help
         )
-    result.add_argument("--workdir", metavar="DIR", help=workdir_help, required=not reads_settings)
+    is_required = not (reads_settings or takes_path)
+    result.add_argument("--workdir", metavar="DIR", help=workdir_help, required=is_required)
+    if takes_path:
+        # Without SUPPRESS, the default of an argument that is absent would replace --workdir.
+        result.add_argument(
+            "workdir", nargs="?", default=argparse.SUPPRESS, help="the same as --workdir"
+        )
     result.add_argument("--verbose", action="store_true", help="show tracebacks")
     return result
 

@@ -809,6 +809,13 @@ class Run(Settings):
         5_000, "Steps between effective ranks. 0 is never.", "steps", free=True
     )
     checkpoint_every: Positive = setting(5_000, "Steps between checkpoints.", "steps", free=True)
+    checkpoint_minutes: Above0 | None = setting(
+        None,
+        "Also a checkpoint so long after the last one. Several processes look at the clock every "
+        "log_every steps.",
+        "minutes",
+        free=True,
+    )
     keep_every: Positive | None = setting(
         None,
         "Checkpoints at its multiples are kept, besides the newest 3.",

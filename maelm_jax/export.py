@@ -40,10 +40,14 @@ def main(argv: list[str]) -> int:
 
     import jax
 
-    from maelm_jax.encoders import export
+    from maelm_jax.encoders import export, hub
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
     export.check_output(args.output)
+    if args.push_to_hub:
+        if args.all_kept:
+            raise config.ConfigError("--push_to_hub uploads one export: leave --all_kept out")
+        hub.create_repository(args.push_to_hub)  # before the work
     if args.all_kept:
         kept = _kept_checkpoints(args.workdir, args.step)
         pathlib.Path(args.output).mkdir(parents=True, exist_ok=True)
@@ -51,6 +55,8 @@ def main(argv: list[str]) -> int:
             _export(args, step, f"{args.output}/{name}")
     else:
         _export(args, args.step, args.output)
+    if args.push_to_hub:
+        print(f"uploaded: {hub.upload(args.push_to_hub, args.output)}")
     return 0
 
 
@@ -140,6 +146,11 @@ def _flags() -> argparse.ArgumentParser:
         help="an entry for the Hub in the card, such as license=apache-2.0, language=en, "
         "base_model=NAME or datasets=NAME,NAME; repeatable",
     )
+    push = (
+        "also upload the folder to this repository of the Hub, which is made, and public, if it "
+        "does not exist (needs the extra [hub] and a login)"
+    )
+    flags.add_argument("--push_to_hub", metavar="ORG/NAME", help=push)
     flags.add_argument(
         "--verify",
         action=argparse.BooleanOptionalAction,

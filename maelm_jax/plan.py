@@ -6,12 +6,17 @@ XLA for CUDA (the extra [cuda]). It needs neither a TPU nor a GPU.
     python -m maelm_jax.plan --gin_file=base.gin --topology=v5e:16x16
     python -m maelm_jax.plan --gin_file=base.gin --topology=h100:8
     python -m maelm_jax.plan --gin_file=base.gin --topology=h200:4x8
+Compile each layer by itself, as a run on TPUs and GPUs does; look for the largest microbatch:
+    python -m maelm_jax.plan --gin_file=base.gin --topology=v5e:16x16 --each_layer --largest
 Try microbatches, rematerialisation and meshes, and recommend one:
     python -m maelm_jax.plan --gin_file=base.gin --topology=v5e:16x16 --sweep
 Show memory and collectives on 8 simulated CPU devices:
     python -m maelm_jax.plan --gin_file=tiny.gin --topology=cpu:8
 
-h200:4x8 is 4 hosts with 8 GPUs each. Memory and collectives are facts about the compiled program.
+h200:4x8 is 4 hosts with 8 GPUs each. A slice may also have the cloud's name: v5litepod-256 or
+v5e-256. Without --each_layer the layers are in a loop, which compiles faster. A run compiles each
+layer by itself, is faster and needs less memory than that.
+Memory and collectives are facts about the compiled program.
 Time is an estimate: the time to compute plus the time to send the bytes. Nothing overlaps in it,
 and waiting for data is left out. On a TPU, computing comes from the compiler's cycles. The compiler
 has none for the Pallas kernels of this project's attention. They count with their bytes, which is a
@@ -24,8 +29,9 @@ import argparse
 import collections
 import collections.abc
 import dataclasses
-import functools
 import math
+import sys
+import time
 import typing
 
 from maelm_jax import cli, config, tables
@@ -74,12 +80,28 @@ def main(argv: list[str]) -> int:
         experiment = adoption.adopt_settings(experiment, encoder_source).experiment
     sized = vocabularies.with_size_of_file(experiment.vocabulary)
     experiment = dataclasses.replace(experiment, vocabulary=sized)
-    compile_step = functools.partial(estimate.compile_step, target=target, devices=devices)
+    puts_in_loop = experiment.compute.scan_layers is None and not args.each_layer
+    if puts_in_loop:
+        compute = dataclasses.replace(experiment.compute, scan_layers=True)
+        experiment = dataclasses.replace(experiment, compute=compute)
+
+    def compile_step(experiment: config.Experiment) -> "Plan":
+        rows = experiment.run.batch_size // experiment.run.accumulate
+        looped = experiment.compute.scan_layers
+        layers = "the layers in a loop" if looped else "as a run compiles it"
+        print(f"compiling a microbatch of {rows:,} rows, {layers}", file=sys.stderr)
+        began = time.monotonic()
+        plan = estimate.compile_step(experiment, target=target, devices=devices)
+        print(f"compiled in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        return plan
+
     if args.sweep:
         return _sweep(choices(experiment, len(devices)), compile_step)
     plan = compile_step(experiment)
-    print(describe(plan, target), flush=True)
-    if not args.no_largest and target.memory:
+    print(describe(plan, target, args.price), flush=True)
+    if puts_in_loop and target.memory:
+        print("the layers are in a loop. --each_layer plans the step of a run, and takes longer")
+    if args.largest and target.memory:
         largest, compiled = largest_microbatch(plan, target.memory, compile_step)
         print(
             f"largest microbatch that fits: {largest or 'none'} rows a device, in eights above 16 "
@@ -128,22 +150,30 @@ def dry_run(experiment: config.Experiment, workdir: "Workdir", verbose: bool = F
 
 def _flags() -> argparse.ArgumentParser:
     flags = cli.parser(__doc__)
-    topology_help = "as in v5e:16x16, h100:8, h200:4x8 or cpu:8; a wrong one lists those there are"
+    topology_help = "as in v5e:16x16, v5e-256, h100:8, h200:4x8 or cpu:8; a wrong one lists all"
     flags.add_argument("--topology", required=True, metavar="NAME", help=topology_help)
     sweep_help = (
         "try microbatches, rematerialisation and sizes of Mesh.data and Mesh.fsdp, whatever the "
         "settings say of them, and recommend one"
     )
     flags.add_argument("--sweep", action="store_true", help=sweep_help)
-    largest_help = (
-        "do not look for the largest microbatch that fits (at most five more compilations)"
+    largest_help = "look for the largest microbatch that fits (at most five more compilations)"
+    flags.add_argument("--largest", action="store_true", help=largest_help)
+    layer_help = (
+        "compile each layer by itself, as a run does, in up to four times the time; "
+        "--gin.Compute.scan_layers has priority"
     )
-    flags.add_argument("--no_largest", action="store_true", help=largest_help)
+    flags.add_argument("--each_layer", action="store_true", help=layer_help)
+    price_help = "what an hour of one chip or GPU costs, to print what the run costs"
+    flags.add_argument("--price", type=float, metavar="MONEY", help=price_help)
     return flags
 
 
-def describe(plan: "Plan", target: targets.Target) -> str:
-    """Describes one plan: memory, collectives and, if it is estimated, time."""
+def describe(plan: "Plan", target: targets.Target, price: float | None = None) -> str:
+    """Describes one plan: memory, collectives and, if it is estimated, time.
+
+    `price` is that of an hour of one chip or GPU.
+    """
     run, length = plan.experiment.run, plan.experiment.corpus.sequence_length
     head = (
         f"mesh {plan.mesh._asdict()}; {run.batch_size} rows of {length} a step: {plan.rows} a "
@@ -161,7 +191,7 @@ def describe(plan: "Plan", target: targets.Target) -> str:
     a_device = plan.model_flops / target.count
     time = f"model FLOPs a step: {plan.model_flops:.4g}; {a_device:.4g} a device"
     if plan.time:
-        time += f"\n{_describe_time(plan, target)}"
+        time += f"\n{_describe_time(plan, target, price)}"
     return "\n\n".join(filter(None, (head, memory, _collectives(plan), time)))
 
 
@@ -183,7 +213,7 @@ def _collectives(plan: "Plan") -> str:
     return tables.plain(header, rows) if rows else ""
 
 
-def _describe_time(plan: "Plan", target: targets.Target) -> str:
+def _describe_time(plan: "Plan", target: targets.Target, price: float | None) -> str:
     time, steps = plan.time, plan.experiment.run.train_steps
     # A GPU's time is a roofline, so a real step takes longer.
     name, most, least = (
@@ -191,12 +221,14 @@ def _describe_time(plan: "Plan", target: targets.Target) -> str:
     )
     mfu = plan.model_flops / time.seconds / time.peak_flops
     days = time.seconds * steps / SECONDS_A_DAY
+    hours = 24 * days * target.chips
+    cost = "" if price is None else f", {least}{hours * price:,.0f} at {price:g} an hour"
     return (
         f"{name}: {1e3 * time.computing:.1f} ms computing ({time.method}) + "
         f"{1e3 * time.sending:.1f} ms sending (bytes / link speed)\n"
         f"that is {most}{plan.tokens / time.seconds:,.0f} tokens/s, MFU {mfu:.1%} of "
         f"{time.peak_flops / 1e15:.2f} PFLOP/s\n"
-        f"{steps:,} steps: {least}{days:.2f} days, {24 * days * target.chips:,.0f} chip-hours"
+        f"{steps:,} steps: {least}{days:.2f} days, {hours:,.0f} chip-hours{cost}"
     )
 
 

@@ -19,6 +19,11 @@ def plain(header: Cells, rows: collections.abc.Iterable[Cells], left: int = 1) -
     return _format(header, rows, left, "plain")
 
 
+def latex(header: Cells, rows: collections.abc.Iterable[Cells], left: int = 1) -> str:
+    """Returns a tabular of LaTeX for the package booktabs. Signs of LaTeX in cells are escaped."""
+    return _format(header, rows, left, "latex_booktabs")
+
+
 def _format(header: Cells, rows: collections.abc.Iterable[Cells], left: int, layout: str) -> str:
     alignment = ["left" if number < left else "right" for number in range(len(header))]
     cells = [[str(cell) for cell in row] for row in rows]

@@ -15,7 +15,7 @@ import pytest
 from maelm_jax import cli, gin_files
 from maelm_jax.finetuning import initial_encoder
 
-COMMANDS = ("train", "prepare", "plan", "finetune", "export", "embed", "analyze", "evaluate", "merge")
+COMMANDS = ("train", "prepare", "plan", "finetune", "export", "embed", "analyze", "evaluate", "merge", "status")
 BASE = {
     "train": ["--gin_file=tiny.gin"],
     "prepare": ["--gin_file=tiny.gin"],
@@ -26,6 +26,7 @@ BASE = {
     "analyze": ["--runs=run"],
     "evaluate": ["--models=run"],
     "merge": ["--checkpoints=run@3,run@4", "--workdir=out"],
+    "status": ["run"],
 }
 # The first thing that each command does once its settings, flags and paths are known to be right.
 WORK = {
@@ -38,6 +39,7 @@ WORK = {
     "analyze": "maelm_jax.data.vocabularies.load",
     "evaluate": "maelm_jax.encoders.source.find_encoder",
     "merge": "maelm_jax.encoders.source.find_encoder",
+    "status": "maelm_jax.training.checkpoint.complete_steps",
 }
 
 
@@ -147,13 +149,14 @@ EVERY_COMMAND = [["--no_such_flag"], ["--workdir="]]
 FLAGS = {
     "train": [["--gin_file=nowhere.gin"], ["--gin_file=run"], ["--gin_file=file"], ["--gin_file"], ["stray"], ["--gin.3"], ["--process=-1"]],
     "prepare": [["--part=x", "--parts=2"], ["--part=0", "--parts=0"]],
-    "plan": [["--topology=cpu:-8"], ["--topology=v5e:3x3"]],
+    "plan": [["--topology=cpu:-8"], ["--topology=v5e:3x3"], ["--price=cheap"]],
     "finetune": [["--init_from=run,run"], ["--predict=lines.txt"], ["--workdir=file/x"]],
     "export": [["--step=-1"], ["--format=onnx"]],
     "embed": [["--pooling=max"], ["--output="]],
     "analyze": [["--tau=nan"], ["--tokens=-1"]],
     "evaluate": [["--models=run,run"], ["--text=a.txt", "--rate=nan"], ["--rate=0.15"]],
     "merge": [["--checkpoints=run@3,run@3"], ["--gin.Encoder.layers=2"]],
+    "status": [["file"], ["nowhere"]],
 }
 
 

@@ -91,11 +91,13 @@ def test_tpu_pod_needs_a_clone_for_its_workers(tmp_path):
 
 def test_tpu_pod_shows_the_whole_sequence():
     commands = dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", "v5litepod-256", CREATE="--spot --network=mine", VERSION="mine")
-    assert all(command[:4] == ["gcloud", "compute", "tpus", "tpu-vm"] or command[0] == "git" for command in commands)
-    words = [command[4] if command[0] == "gcloud" else "git" for command in commands]
-    assert words == "describe create ssh git scp ssh ssh ssh".split()
+    assert all(command[:3] == ["gcloud", "compute", "tpus"] or command[0] == "git" for command in commands)
+    words = [" ".join(command[3:5]).removeprefix("tpu-vm ") if command[0] == "gcloud" else "git" for command in commands]
+    in_order = "describe, queued-resources describe, queued-resources create, ssh, git, scp, ssh, ssh, ssh"
+    assert words == in_order.split(", ")
     assert all("--zone=us-west4-a" in command for command in commands if command[0] == "gcloud")
-    assert {"--accelerator-type=v5litepod-256", "--version=mine", "--spot", "--network=mine"} <= set(commands[1])
+    asked = {"--node-id=my-slice", "--accelerator-type=v5litepod-256", "--runtime-version=mine", "--spot", "--network=mine"}
+    assert asked <= set(commands[2])
     install, start, watch = (command[-1].removeprefix("--command=") for command in commands[-3:])
     assert [command[-2] for command in commands[-3:]] == ["--worker=all", "--worker=all", "--worker=0"]
     assert shlex.split(install)[-3:] == ["maelm_jax/launch/worker.sh", "install", "tpu,bucket,data"], "there are rows to prepare"
@@ -114,7 +116,7 @@ def test_tpu_pod_shows_the_whole_sequence():
 )
 def test_a_slice_has_the_software_of_its_type_and_prepares_rows_unless_a_bucket_has_them(kind, software, rows, extras):
     commands = dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", kind, "--gin_file=base.gin", f"--gin.Corpus.rows_dir={rows}")
-    assert f"--version={software}" in commands[1]
+    assert f"--runtime-version={software}" in commands[2]
     assert sum(command[-1].endswith(f"worker.sh install {extras}") for command in commands) == 1
 
 

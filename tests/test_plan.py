@@ -44,6 +44,36 @@ def test_a_plan_shows_memory_collectives_and_time():
     assert "fits in 16.00 GiB" in text and "200.0 ms computing" in text and "50.0 ms sending" in text and "MFU 4.0%" in text
 
 
+def test_a_price_makes_the_cost_of_all_steps():
+    hours = PLAN.time.seconds * EXPERIMENT.run.train_steps / 3600 * 4  # of 4 chips
+    assert f"{hours * 1.5:,.0f} at 1.5 an hour" in plan.describe(PLAN, targets.parse("v5e:2x2"), price=1.5)
+
+
+@pytest.mark.parametrize(
+    "flags,programs",
+    [
+        ([], [(8, True)]),
+        (["--each_layer"], [(8, None)]),
+        (["--gin.Compute.scan_layers=False"], [(8, False)]),
+        (["--largest"], [(8, True), (16, True)]),
+    ],
+)
+def test_a_plan_compiles_one_program_with_its_layers_in_a_loop_unless_more_is_asked_for(flags, programs, monkeypatch):
+    compiled = []
+
+    def compile_step(experiment, target, devices):
+        rows = experiment.run.batch_size // 4
+        compiled.append((rows, experiment.compute.scan_layers))
+        assert sys.stderr.getvalue().count("compiling") == len(compiled), "the line comes before the minutes"
+        return dataclasses.replace(PLAN, experiment=experiment, rows=rows, needed=rows * GIB, fits=rows < 10)
+
+    monkeypatch.setattr(estimate, "compile_step", compile_step)
+    monkeypatch.setattr(targets, "start_compiler", lambda target: [])
+    done = call("plan", "--gin_file=tiny.gin", "--gin.BATCH_SIZE=32", "--topology=v5e-4", *flags)
+    assert done.status == 0 and compiled[: len(programs)] == programs and bool(compiled[1:]) == ("--largest" in flags)
+    assert ("--each_layer" in done.stdout) == (compiled[0][1] is True)
+
+
 def test_a_refused_step_shows_what_it_needs_and_an_unestimated_one_no_rate():
     slice_ = targets.parse("v5e:2x2")
     assert "needs 20.00 GiB" in plan.describe(dataclasses.replace(PLAN, memory=None, fits=False, needed=20 * GIB), slice_)
@@ -126,7 +156,7 @@ def test_a_sweep_ends_with_1_when_nothing_fits(fits, status, monkeypatch):
         return plans[len(printed) - 1]
 
     monkeypatch.setattr(estimate, "compile_step", compile_step)
-    monkeypatch.setattr(plan, "choices", lambda *_: plans)
+    monkeypatch.setattr(plan, "choices", lambda *_: [one.experiment for one in plans])
     done = call("plan", "--gin_file=tiny.gin", "--topology=cpu:8", "--sweep")
     assert done.status == status and ("recommended: --gin" in done.stdout) == (True in fits)
     assert printed == [0, 1], "a line must be there before the next program is compiled"
@@ -154,11 +184,11 @@ def test_a_plan_for_simulated_devices():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not here: pip install '.[plan]'")
 def test_the_tpu_compiler():
-    done = run("--topology=v5e:2x2", "--gin.Compute.dtype=bfloat16", "--no_largest")
+    done = run("--topology=v5e:2x2", "--gin.Compute.dtype=bfloat16")
     assert done.returncode == 0, done.stderr
     for what in ("v5e:2x2: 4 chips of TPU v5 lite", "fits in 16.00", "the compiler's cycles", "chip-hours"):
         assert what in done.stdout
-    done = run("--topology=v5e:2x2", "--gin.BATCH_SIZE=262144", "--gin.Encoder.width=512", "--no_largest")
+    done = run("--topology=v5e:2x2", "--gin.BATCH_SIZE=262144", "--gin.Encoder.width=512")
     assert done.returncode == 1 and "does not fit: the compiler needs" in done.stdout
 
 

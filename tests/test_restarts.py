@@ -20,7 +20,7 @@ FLAGS = ["--gin_file=tiny.gin", "--gin.TEXT_FILES=my books/*.txt", "--workdir=gs
 GCLOUD = """#!/usr/bin/env -S python3 -IS
 import json, pathlib, sys
 folder = pathlib.Path(__file__).parent
-word = sys.argv[4]
+word = ("queued " if sys.argv[3] == "queued-resources" else "") + sys.argv[4]
 if word == "ssh":
     command = sys.argv[-1].removeprefix("--command=")
     known = ("worker.sh state", "worker.sh install", "worker.sh start", "worker.sh watch", "newest_step.py")
@@ -35,7 +35,7 @@ for number, (asked, status, out, error) in enumerate(answers):
         print(out)
         print(error, file=sys.stderr)
         sys.exit(status)
-sys.exit(0 if word in ("worker.sh install", "worker.sh start", "worker.sh watch", "scp", "create", "delete") else 77)
+sys.exit(0 if word in ("worker.sh install", "worker.sh start", "worker.sh watch", "scp", "queued create", "delete", "queued delete") else 77)
 """
 
 
@@ -99,21 +99,57 @@ def test_the_same_command_joins_a_live_run(slice):
 def test_a_slice_whose_state_is_unknown_is_not_deleted(slice):
     failing = [("describe", 1, "", "ERROR: could not reach the service")] * 2
     ended, calls, error = slice.run(*failing, *states("none", "0"))
-    assert ended == 0 and not {"delete", "create"} & set(calls), error
+    assert ended == 0 and not {"delete", "queued delete", "queued create"} & set(calls), error
     ended, calls, error = slice.run(*failing * 20)
     assert ended == 1 and calls == ["describe"] * 21 and "UNKNOWN" in error.splitlines()[-1]
 
 
-def test_a_preempted_slice_is_made_again_and_the_run_goes_on(slice):
-    ended, calls, error = slice.run(*states("none", "running"), ("describe", 0, "PREEMPTED"), *states("none", "0"), *steps(100))
+MISSING = "ERROR: (gcloud.compute.tpus.describe) NOT_FOUND: Resource was not found"
+
+
+def absent(*requests: str) -> list[tuple]:
+    """The answers of a slice that is not there and whose request has these states, "" where there is no request."""
+    known = [("queued describe", 0, request) if request else ("queued describe", 1, "", MISSING) for request in requests]
+    return [one for answer in known for one in (("describe", 1, "", MISSING), answer)]
+
+
+def test_a_preempted_slice_is_asked_for_again_and_the_run_goes_on(slice):
+    taken = [("describe", 0, "PREEMPTED"), ("queued describe", 0, "SUSPENDED"), *absent("", "WAITING_FOR_RESOURCES", "PROVISIONING")]
+    ended, calls, error = slice.run(*states("none", "running"), *taken, *states("none", "0"), *steps(100))
     assert ended == 0 and calls.count("worker.sh start") == 2, error
-    assert calls.index("delete") == calls.index("create") - 1 and calls.count("create") == 1
+    assert [call for call in calls if call.endswith(("create", "delete"))] == ["queued delete", "queued create"]
 
 
-def test_a_slice_that_cannot_be_created_ends_the_script(slice):
-    missing = ("describe", 1, "", "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource was not found")
-    ended, calls, _ = slice.run(missing, ("create", 1, "", "no capacity"))
-    assert ended == 1 and calls == ["describe", "create"]
+def test_a_slice_that_was_made_without_the_queue_is_made_again_in_it(slice):
+    taken = [("describe", 0, "PREEMPTED"), ("queued describe", 1, "", MISSING)]
+    ended, calls, error = slice.run(*states("none", "running"), *taken, *states("none", "0"), *steps(100))
+    assert ended == 0 and [call for call in calls if call.endswith(("create", "delete"))] == ["delete", "queued create"], error
+
+
+def test_a_slice_that_cannot_be_requested_ends_the_script(slice):
+    ended, calls, _ = slice.run(*absent(""), ("queued create", 1, "", "no quota"))
+    assert ended == 1 and calls == ["describe", "queued describe", "queued create"]
+
+
+def test_capacity_is_waited_for_as_many_hours_as_asked(slice):
+    """It looks every two minutes, although the sleeps take no time here."""
+    hour = absent("", *["WAITING_FOR_RESOURCES"] * 29)
+    ended, calls, error = slice.run(*hour, *states("none", "0"), PATIENCE="1")
+    assert ended == 0 and calls.count("queued create") == 1 and calls.count("queued describe") == 30, error
+    ended, calls, error = slice.run(*hour, *absent("WAITING_FOR_RESOURCES"), PATIENCE="1")
+    assert ended == 1 and "worker.sh start" not in calls and "PATIENCE" in error.splitlines()[-1]
+    assert "queued delete" not in calls, "its place in the queue is kept"
+    ended, calls, error = slice.run(PATIENCE="1.5")
+    assert ended == 2 and calls == [] and "error: PATIENCE=1.5" in error
+
+
+def test_a_request_that_fails_is_made_again_a_few_times(slice):
+    """It can fail for want of capacity, or because it is wrong."""
+    failing = [*absent("FAILED"), ("queued describe", 0, "why"), *absent("")]
+    ended, calls, error = slice.run(*absent(""), *failing, *states("none", "0"), RETRIES="1")
+    assert ended == 0 and calls.count("queued create") == 2 and calls.count("queued delete") == 1, error
+    ended, calls, error = slice.run(*absent(""), *failing * 3, RETRIES="1")
+    assert ended == 1 and calls.count("queued create") == 2 and "why" in error, error
 
 
 class Worker:

@@ -11,7 +11,7 @@ import pytest
 from emulators import put, put_folder
 from testing import ROOT, english, finish, repeated, send_when, start, steps_of, training
 
-from maelm_jax import cli, config, gin_files, storage
+from maelm_jax import cli, config, gin_files, status, storage
 from maelm_jax.pretraining.start import find_starting_point
 from maelm_jax.training import checkpoint
 from maelm_jax.training.workdir import Workdir
@@ -74,6 +74,17 @@ def test_a_run_in_a_bucket_that_exists_needs_its_workdir_only(bucket, cache):
     text = gin_files.render(gin_files.load(["tiny.gin"], ["Encoder.layers=3"]))
     put(f"{place}/config.gin", text.encode())
     assert cli.parse(cli.parser(""), [f"--workdir={place}"]).experiment.model.encoder.layers == 3
+
+
+def test_the_status_of_a_run_in_a_bucket(bucket, cache):
+    place = f"{bucket}/runs/watched"
+    put(f"{place}/config.gin", gin_files.render(gin_files.load(["tiny.gin"], ["TRAIN_STEPS=80"])).encode())
+    put(f"{place}/metrics.jsonl", b'{"step": 30, "loss": 2.5, "learning_rate": 0.001, "tokens_per_second": 1.0, "step_seconds": 3.0}\n')
+    for name in ("_CHECKPOINT_METADATA", "commit_success.txt"):
+        put(f"{place}/checkpoints/20/{name}", b"{}")
+    text = status.describe(Workdir(place))
+    assert "step 30 of 80" in text and "50 steps, 0:02:30" in text and "checkpoint: step 20" in text
+    assert "last record: 20" in text and "no process of this machine" in text
 
 
 def test_the_lock_of_a_workdir_in_a_bucket_is_this_machine_s_own(bucket, cache):

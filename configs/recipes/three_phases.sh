@@ -28,7 +28,7 @@ short=${LENGTH:-64} long=${LONG_LENGTH:-256} batch=${BATCH:-32}
 run_phase() {
   local name=$1 steps=$2 length=$3 text=$4 command=(train "--workdir=$out/$1")
   shift 4
-  [ -z "${PLAN:-}" ] || command=(plan "--topology=$PLAN" --no_largest)
+  [ -z "${PLAN:-}" ] || command=(plan "--topology=$PLAN")
   echo "== $name"
   "$python" -m "maelm_jax.${command[0]}" "${command[@]:1}" \
     --gin_file="${CONFIG:-modern_tiny.gin}" ${text:+--gin.TEXT_FILES="$text"} \

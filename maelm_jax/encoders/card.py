@@ -182,7 +182,7 @@ def render(
         "longest input": f"{encoder.length} tokens",
     }
     if source.experiment is None:
-        rows["converted from"] = f"`{_last_part(source.path)}`"
+        rows["converted from"] = f"`{source.hub_name or _last_part(source.path)}`"
     elif source.results:
         rows |= _describe_fine_tuning(source, written.architecture)
     else:

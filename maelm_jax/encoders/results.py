@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import typing
 
 import pydantic
@@ -61,8 +62,8 @@ class ClassReport:
         rows = [(name, *row) for name, row in zip(names, self.confusion, strict=True)]
         return "\n\n".join([text, layout(("class, by prediction", *names), rows)])
 
-    def draw(self, path: str | os.PathLike, title: str):
-        """Writes a figure of the confusion matrix, in shares of each class."""
+    def draw(self, path: pathlib.Path, title: str):
+        """Writes a figure of the confusion matrix, in shares of each class, as .png and .pdf."""
         pyplot = plotting.pyplot()
         names, size = [one.name for one in self.classes], 2.5 + 0.45 * len(self.classes)
         figure, axes = pyplot.subplots(figsize=(size + 1, size), layout="constrained")
@@ -78,6 +79,7 @@ class ClassReport:
         axes.set_title(title, fontsize="medium", wrap=True)
         figure.colorbar(image, label="share of the class", shrink=0.8)
         figure.savefig(path, dpi=120)
+        figure.savefig(path.with_suffix(".pdf"))
         pyplot.close(figure)
 
 

@@ -6,6 +6,7 @@ A source is one of:
 - a folder that maelm_jax.export wrote, in any format,
 - a folder of stock transformers, of a family in families.py, with its tokenizer.json,
 - a folder of sentence-transformers with such an encoder,
+- such a folder by its name on the Hub (hub.py),
 - a checkpoint of the reference implementation (.pt).
 
 `find_encoder` reads the settings of the model. `EncoderSource.read_params` reads its weights. No
@@ -29,6 +30,7 @@ from maelm_jax.data import vocabularies
 from maelm_jax.encoders import (
     decoder_file,
     families,
+    hub,
     layouts,
     published,
     recipes,
@@ -59,6 +61,7 @@ class EncoderSource:
             asked for, and the run prunes it before it is read, this becomes the newest of then.
         results: The results of a fine-tuned run; None for every other source.
         dropout: The dropout that it states.
+        hub_name: ORG/NAME@COMMIT of what was downloaded; None for every other source.
     """
 
     path: str
@@ -74,6 +77,7 @@ class EncoderSource:
     experiment: config.Experiment | None = None
     step: int | None = None
     results: Results | None = None
+    hub_name: str | None = None
 
     def write_origin(self, workdir: Workdir):
         """Records this source in the workdir of a run that starts from it.
@@ -81,7 +85,7 @@ class EncoderSource:
         The source may be moved, deleted or replaced while the run goes on.
         """
         content = {
-            "path": self.path,
+            "path": self.hub_name or self.path,
             "kind": self.kind,
             "step": self.step,
             "length": self.length,
@@ -145,7 +149,7 @@ class EncoderSource:
         if self.vocabulary is None:
             raise config.ConfigError(
                 f"{self.path} is a checkpoint without a vocabulary. Make a folder of it, named "
-                "model.pt, and its sentencepiece.model or tokenizer.json, and give the folder"
+                "model.pt, and its sp.model and dict.txt, or its tokenizer.json. Give the folder"
             )
         if self.workdir:
             return self.workdir.load_vocabulary()
@@ -210,16 +214,26 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
     """Finds the pretrained encoder at `path`.
 
     Args:
-        path: A local file or folder, one of the kinds that the module docstring lists, or
-            WORKDIR@STEP.
+        path: A local file or folder, one of the kinds that the module docstring lists,
+            WORKDIR@STEP, or a name on the Hub, ORG/NAME or ORG/NAME@REVISION.
         step: The step of a workdir's checkpoint; None for the newest.
 
     Raises:
         ConfigError: `path` does not exist, a run cannot start from it, or it is no workdir and
             `step` is given.
     """
-    storage.require_local(os.fspath(path))
-    place, step = checkpoint.choose_step(os.fspath(path), step)
+    path = os.fspath(path)
+    storage.require_local(path)
+    if hub.is_name(path):
+        if step is not None:
+            raise config.ConfigError(
+                f"step {step}: {path} is a name on the Hub, which has no checkpoints by step. "
+                "Leave the step out, or give ORG/NAME@REVISION"
+            )
+        downloaded = hub.download(path)
+        found = find_encoder(downloaded.folder)
+        return dataclasses.replace(found, hub_name=downloaded.name)
+    place, step = checkpoint.choose_step(path, step)
     path, folder, kind = place.path, place.folder, place.kind
     if kind in RUNS:
         return find_workdir(Workdir(folder), step)
@@ -244,7 +258,7 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
             f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) "
             f"nor a checkpoint; it holds {names}{near}"
         )
-    raise config.ConfigError(f"{path}: no such file or folder{near}. Hub names are not downloaded")
+    raise config.ConfigError(f"{path}: no such file or folder{near}")
 
 
 def find_workdir(workdir: Workdir, wanted: int | None) -> EncoderSource:

@@ -446,9 +446,9 @@ def _report(
 
     Returns:
         "columns": the table's columns of the task, in percent, with the median, least and highest
-        value of the chosen cell, and the baseline. "model": the folder inside the table's with the
-        middle score among those with a checkpoint, or None. "cells": the scores of each cell; the
-        median is None when half of its runs or more diverged.
+        value of the chosen cell, the values by seed, and the baseline. "model": the folder inside
+        the table's with the middle score among those with a checkpoint, or None. "cells": the
+        scores of each cell; the median is None when half of its runs or more diverged.
     """
     chosen = max(results, key=lambda cell: median(results[cell]))
     of_chosen = results[chosen]
@@ -466,6 +466,8 @@ def _report(
             known = spread([run.results.best[metric] for run in scored])
             known["baseline"] = current.baseline[metric]
             columns[title] = {name: value * factor for name, value in known.items()}
+            by_seed = {str(run.results.seed): run.results.best[metric] * factor for run in scored}
+            columns[title]["by_seed"] = by_seed
     models = [
         run.place for run in scored if Workdir(workdir.folder / run.place).checkpoints.is_dir()
     ]

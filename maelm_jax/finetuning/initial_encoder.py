@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import re
 
 import jax
 import numpy as np
@@ -33,6 +34,7 @@ class InitialEncoder:
         """A short name for tables and folders: tiny for runs/tiny, random-tiny for its control."""
         # Also of `.` and `..`, which have no name themselves.
         folder = os.path.basename(os.path.abspath(self.name.removeprefix(config.RANDOM)))
+        folder = re.sub("@[0-9a-f]{40}$", "", folder)  # the commit of one on the Hub
         return f"random-{folder}" if self.is_random else folder
 
     @property
@@ -93,6 +95,7 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
     path = name.removeprefix(config.RANDOM)
     found = source.find_encoder(path, None if is_random else step)
     found.require_bidirectional()
-    spelling = os.path.normpath(os.path.expanduser(path))  # runs/tiny for ./runs/tiny/
+    # runs/tiny for ./runs/tiny/. Of a name on the Hub, the branch may have moved on a resume.
+    spelling = found.hub_name or os.path.normpath(os.path.expanduser(path))
     name = config.RANDOM + spelling if is_random else spelling
     return InitialEncoder(name, found, found.loaded_vocabulary, is_random)

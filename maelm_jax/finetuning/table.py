@@ -1,11 +1,22 @@
-"""The table of results: tasks by encoders, as Markdown, as JSON, and as a figure of differences."""
+"""The table of results: tasks by encoders, as Markdown, LaTeX, .csv and JSON, and as a figure."""
 
+import csv
+import io
 import typing
+
+import numpy as np
+import scipy.stats
 
 from maelm_jax import plotting, storage, tables
 from maelm_jax.training.workdir import TABLE, Workdir
 
 MARKDOWN_FILE, JSON_FILE, FIGURE_FILE = "table.md", TABLE, "differences.png"
+LATEX_FILE, CSV_FILE = "table.tex", "table.csv"
+CSV_COLUMNS = (
+    *("encoder", "column", "centre", "value", "least", "highest", "n", "seeds"),
+    *("difference", "pairs", "p", "baseline"),
+)
+SIGNIFICANT = 0.05
 # The columns of AVG, which is the paper's average of GLUE.
 AVERAGED = (
     "MNLI-m accuracy",
@@ -27,8 +38,8 @@ def values(reports: Reports) -> dict[str, dict[str, dict]]:
     """Returns the values of the table, in percent.
 
     Returns:
-        {encoder: {column: {"median", "least", "highest", "baseline"}}}. AVERAGE has a median only,
-        and only for encoders that have every column of AVERAGED.
+        {encoder: {column: {"median", "least", "highest", "by_seed", "baseline"}}}. AVERAGE has a
+        median only, and only for encoders that have every column of AVERAGED.
     """
     rows = {}
     for label, by_task in reports.items():
@@ -56,12 +67,11 @@ def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
 
     `tasks` are all planned tasks. The text names those without a result.
     """
-    seeds = sorted({report["seeds"] for _, _, report in _entries(reports)})
     legend = (
-        f"Medians over {' or '.join(map(str, seeds))} seed(s), least and highest in brackets, all "
-        f"x 100. The {MAJORITY} always gives the answer that is commonest in training."
+        f"{_describe_centre(reports)}, least and highest in brackets, all x 100. The {MAJORITY} "
+        "always gives the answer that is commonest in training."
     )
-    parts = [_values_table(reports), legend]
+    parts = [tables.markdown(*_values_table(reports)), legend]
     if lacking := missing(reports, tasks):
         listed = "; ".join(f"{task} with {', '.join(labels)}" for task, labels in lacking.items())
         parts.append(f"Partial: no result yet of {listed}.")
@@ -82,6 +92,81 @@ def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
             parts.append(_cells_table(report))
     parts.append("\n".join(_notes(reports)))
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def centre(reports: Reports) -> str:
+    """Returns what the middle value of the seeds is: of two, the median is their mean."""
+    return "mean" if {report["seeds"] for _, _, report in _entries(reports)} == {2} else "median"
+
+
+def _describe_centre(reports: Reports) -> str:
+    seeds = sorted({report["seeds"] for _, _, report in _entries(reports)})
+    numbers = " or ".join(map(str, seeds))
+    if seeds == [1]:
+        return "Values of one seed"
+    of_two = " (of two, the mean)" if 2 in seeds and len(seeds) > 1 else ""
+    return f"{centre(reports).capitalize()}s over {numbers} seeds{of_two}"
+
+
+class Comparison(typing.NamedTuple):
+    """The differences of one encoder to another in one column, paired by seed."""
+
+    mean: float  # points
+    pairs: int
+    p: float | None  # two-sided, of a paired t-test; None for one pair or equal differences
+
+
+def compare(value: dict, first: dict) -> Comparison | None:
+    """Returns the comparison of a value with that of the first encoder; None without pairs."""
+    own, base = value.get("by_seed", {}), first.get("by_seed", {})
+    differences = np.array([own[seed] - base[seed] for seed in own if seed in base])
+    if not len(differences):
+        return None
+    mean, count, p = float(differences.mean()), len(differences), None
+    if count > 1 and (spread := differences.std(ddof=1)) > 0:
+        p = float(2 * scipy.stats.t.sf(abs(mean) / (spread / count**0.5), count - 1))
+    return Comparison(mean, count, p)
+
+
+def csv_text(reports: Reports) -> str:
+    """Returns a line for each encoder and column, with the comparison with the first encoder."""
+    rows = values(reports)
+    first = next(iter(rows.values()), {})
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for label, row in rows.items():
+        for column, value in row.items():
+            by_seed = value.get("by_seed", {})
+            middle = "mean" if len(by_seed) == 2 or column == AVERAGE else "median"
+            compared = compare(value, first.get(column, {})) if row is not first else None
+            writer.writerow(
+                (
+                    *(label, column, middle),
+                    *(value["median"], value.get("least"), value.get("highest")),
+                    *(len(by_seed) or None, " ".join(by_seed)),
+                    *((compared.mean, compared.pairs, compared.p) if compared else (None,) * 3),
+                    value.get("baseline"),
+                )
+            )
+    return output.getvalue()
+
+
+def latex(reports: Reports) -> str:
+    """Returns the values as LaTeX. A star marks what differs from the first encoder."""
+    first = next(iter(reports), "")
+    seeds = dict.fromkeys(
+        seed
+        for row in values(reports).values()
+        for value in row.values()
+        for seed in value.get("by_seed", ())
+    )
+    text = (
+        f"% {_describe_centre(reports)} ({', '.join(seeds)}), least and highest, x 100\n"
+        f"% *: differs from {first}, p < {SIGNIFICANT:g} in a paired t-test over the seeds, not\n"
+        "% corrected for the number of columns\n"
+    )
+    return f"{text}{tables.latex(*_values_table(reports, marks=True))}\n"
 
 
 class _Entry(typing.NamedTuple):
@@ -111,9 +196,25 @@ def _notes(reports: Reports) -> list[str]:
     return lines
 
 
-def _values_table(reports: Reports) -> str:
-    """Returns encoders by columns. AVG stands behind the sentence tasks, as in the paper."""
+class _Table(typing.NamedTuple):
+    header: tuple
+    rows: list[tuple]
+
+
+def _values_table(reports: Reports, marks: bool = False) -> _Table:
+    """Returns encoders by columns. AVG stands behind the sentence tasks, as in the paper.
+
+    With `marks`, a star marks what differs from the first encoder.
+    """
     rows = values(reports)
+    first = next(iter(rows.values()), {})
+
+    def text_of(row: dict, column: str) -> str:
+        text = _value_text(row.get(column))
+        compared = compare(row.get(column, {}), first.get(column, {})) if marks else None
+        differs = compared and compared.p is not None and compared.p < SIGNIFICANT
+        return f"{text}*" if differs else text
+
     columns = dict.fromkeys(column for row in rows.values() for column in row)
     baseline = {
         column: {"median": value["baseline"]}
@@ -122,10 +223,10 @@ def _values_table(reports: Reports) -> str:
         if "baseline" in value
     }
     lines = [
-        (label, *(_value_text(row.get(column)) for column in columns))
+        (label, *(text_of(row, column) for column in columns))
         for label, row in [*rows.items(), (MAJORITY, baseline)]
     ]
-    return tables.markdown(("", *columns), lines)
+    return _Table(("", *columns), lines)
 
 
 def _value_text(value: dict | None) -> str:
@@ -141,6 +242,7 @@ def _value_text(value: dict | None) -> str:
 def _cells_table(report: dict) -> str:
     """Returns the scores of all cells of one grid."""
     names = ("median", "least", "highest")
+    header = (centre({"": {"": report}}), *names[1:])
     lines = [
         (
             cell["name"],
@@ -148,19 +250,22 @@ def _cells_table(report: dict) -> str:
         )
         for cell in report["cells"]
     ]
-    return tables.markdown(("cell", *names), lines)
+    return tables.markdown(("cell", *header), lines)
 
 
 def write(reports: Reports, workdir: Workdir, tasks: typing.Iterable[str] = ()):
-    """Writes table.md, table.json and, for two encoders or more, differences.png."""
+    """Writes table.md, .csv, .tex and .json and, for two encoders or more, their differences."""
     folder = workdir.folder
     storage.write(folder / MARKDOWN_FILE, markdown(reports, tasks))
+    storage.write(folder / CSV_FILE, csv_text(reports))
+    storage.write(folder / LATEX_FILE, latex(reports))
     content = {"columns": values(reports), "missing": missing(reports, tasks), "reports": reports}
     storage.write_json(folder / JSON_FILE, content)
     if len(reports) > 1:
         pyplot = plotting.pyplot()
-        figure = figure_of(values(reports))
+        figure = figure_of(values(reports), centre(reports))
         figure.savefig(folder / FIGURE_FILE, dpi=120)
+        figure.savefig((folder / FIGURE_FILE).with_suffix(".pdf"))
         pyplot.close(figure)
 
 
@@ -173,10 +278,11 @@ def read(workdir: Workdir) -> Reports:
         return storage.read_json(path)["reports"]
 
 
-def figure_of(values: dict[str, dict[str, dict]]):
+def figure_of(values: dict[str, dict[str, dict]], centre: str = "median"):
     """Returns a matplotlib Figure of the differences to the first encoder, by column.
 
-    A marker is the median of an encoder minus the median of the first one. Its bar extends from
+    A marker is the median of an encoder minus the median of the first one, or the mean if that is
+    the name of the `centre`. Its bar extends from
     the lowest to the highest seed of the encoder. The title names the columns that are left out,
     because some encoder does not have them.
     """
@@ -187,7 +293,7 @@ def figure_of(values: dict[str, dict[str, dict]]):
     columns = [column for column in all_columns if all(column in row for row in values.values())]
     size = (3.5 + 0.9 * max(len(columns), 3), 4.5)
     figure, axes = pyplot.subplots(figsize=size, layout="constrained")
-    axes.axhline(0.0, color=plotting.REFERENCE, linewidth=1, label=f"median of {first}")
+    axes.axhline(0.0, color=plotting.REFERENCE, linewidth=1, label=f"{centre} of {first}")
     step = min(0.2, 0.8 / len(values))
     for number, (style, (label, row)) in enumerate(
         zip(plotting.line_styles(), values.items(), strict=False)
@@ -207,8 +313,8 @@ def figure_of(values: dict[str, dict[str, dict]]):
             label=label,
         )
     axes.set_xticks(range(len(columns)), columns, rotation=30, ha="right")
-    axes.set_xlim(-0.6, max(len(columns), 3) - 0.4)  # of one column, its points lie together
-    axes.set(ylabel=f"points above {first}\n(median; least to highest seed)")
+    axes.set_xlim(-0.5, max(len(columns), 1) - 0.5)
+    axes.set(ylabel=f"points above {first}\n({centre}; least to highest seed)")
     left_out = [column for column in all_columns if column not in columns]
     note = f"\nleft out, not of every encoder: {', '.join(left_out)}" if left_out else ""
     axes.set_title(f"Which encoder scores above {first}?{note}", fontsize="medium", wrap=True)

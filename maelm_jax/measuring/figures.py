@@ -164,6 +164,7 @@ def plot_by_layer(axes, run: dict, kind: str, label: str, style: dict):
         layers = [layer["layer"] for layer in known]
         plot_ranks(axes, layers, [layer[kind] for layer in known], label, style)
     axes.set(xlabel="layer", ylabel=RANK_LABEL)
+    axes.autoscale(axis="y")  # a limit that is set stops it, and another run may be higher
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
 

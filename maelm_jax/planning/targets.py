@@ -87,11 +87,29 @@ class Target(typing.NamedTuple):
     multiprocessors: int | None = None  # of a GPU
 
 
+def _names_of_slices() -> dict[str, str]:
+    """Returns {v5e-16 or the cloud's v5litepod-16: v5e:4x4} of every slice."""
+    names = {}
+    for kind, tpu in TPUS.items():
+        for shape in tpu.slices.split():
+            cloud = _cloud_name(tpu, math.prod(map(int, shape.split("x"))))
+            names |= dict.fromkeys((cloud, f"{kind}-{cloud.rpartition('-')[2]}"), f"{kind}:{shape}")
+    return names
+
+
+def _cloud_name(tpu: Tpu, chips: int) -> str:
+    return tpu.cloud.format(chips=chips, cores=2 * chips)
+
+
 def parse(name: str) -> Target:
     """Returns the devices that a name stands for, as "v5e:16x16", "h100:4x8" or "cpu:8".
 
+    A slice can have the cloud's name too, as "v5litepod-256" or "v5e-256". Those of v4 and v5p
+    count cores, two a chip.
+
     Raises ConfigError if there are no such devices. The message lists those there are.
     """
+    name = _names_of_slices().get(name, name)
     kind, _, shape = name.partition(":")
     if kind in TPUS and shape in TPUS[kind].slices.split():
         return _tpu_slice(name, TPUS[kind], math.prod(map(int, shape.split("x"))))
@@ -102,7 +120,8 @@ def parse(name: str) -> Target:
         return Target(name, f"{name}: {shape} simulated CPU devices", int(shape), int(shape))
     slices = "; ".join(f"{kind}: {tpu.slices}" for kind, tpu in TPUS.items())
     raise config.ConfigError(
-        f"--topology={name} does not exist. Use a TPU slice ({slices}); GPUs of one host or of "
+        f"--topology={name} does not exist. Use a TPU slice ({slices}), or its name in the "
+        f"cloud, as v5litepod-256 or v5e-256; GPUs of one host or of "
         f"several, as h100:8 or h100:4x8 ({', '.join(GPUS)}; up to {MOST_GPUS_A_HOST} a host); or "
         "simulated CPU devices, as cpu:8"
     )
@@ -111,7 +130,7 @@ def parse(name: str) -> Target:
 def _tpu_slice(name: str, tpu: Tpu, chips: int) -> Target:
     count = chips * tpu.cores
     cores = f", {count} devices (the compiler lists {tpu.cores} cores a chip)"
-    cloud = tpu.cloud.format(chips=chips, cores=2 * chips)
+    cloud = _cloud_name(tpu, chips)
     return Target(
         name,
         f"{name}: {chips} chips of {tpu.kind}, {tpu.hbm / GIB:.1f} GiB each"

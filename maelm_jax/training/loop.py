@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from maelm_jax import config, progress
-from maelm_jax.training import checkpoint, metrics, optimizers, profiling
+from maelm_jax.training import checkpoint, distributed, metrics, optimizers, profiling
 
 RECENT_STEPS = 50  # whose mean time the progress bar takes for that of the steps to come
 TIMED_STEPS = 5  # after which the time of the run is estimated
@@ -97,6 +97,7 @@ def run(
     """
     last = job.run.train_steps
     running: RunningStep | None = None
+    clock = SaveClock(job.run)
     with (
         StopSignals() as signals,
         StepLog(job, start, writer, checkpoints) as log,
@@ -120,7 +121,7 @@ def run(
                 last = step if ends else last
             stopped = signals.stopped_after(step)
             is_due = step % job.run.checkpoint_every == 0 or step in job.kept_steps
-            saves = is_due or step == last or stopped
+            saves = clock.is_due(step) or is_due or step == last or stopped
             if saves and not measures:
                 numbers = log.finish(*running)
             if measures or saves:
@@ -131,6 +132,7 @@ def run(
                         # A run that resumes at this step needs the lines before it.
                         writer.send()
                         checkpoints.save(step, state)
+                        clock.restart()
                         if step == last or stopped:
                             checkpoints.wait()
                             writer.write(step, {"checkpoint": step})
@@ -210,6 +212,30 @@ class StopSignals:
             signal.signal(number, handler)
         if self._received and not error:  # it came at the last step: deliver it to what follows
             signal.raise_signal(self._received)
+
+
+class SaveClock:
+    """Tells when a checkpoint is due by time (`Run.checkpoint_minutes`), alike in all processes."""
+
+    def __init__(self, run: config.Run):
+        self._run = run
+        self.restart()
+
+    def restart(self):
+        """Counts the time from now on."""
+        self._began = time.perf_counter()
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether so many minutes have passed. All processes call it for every step.
+
+        A process alone looks at its clock after each step. Of several, all wait for the answer of
+        process 0, so they ask it every `log_every` steps only.
+        """
+        minutes = self._run.checkpoint_minutes
+        if minutes is None or (jax.process_count() > 1 and step % self._run.log_every):
+            return False
+        has_passed = time.perf_counter() - self._began >= 60 * minutes
+        return bool(distributed.from_process_zero(has_passed))
 
 
 class Speed(typing.NamedTuple):

@@ -147,7 +147,7 @@ def plot(
     trained_label: str = "training (one batch)",
     heldout_label: str = "held-out",
 ):
-    """Writes a .png of the losses by tokens.
+    """Writes a figure of the losses by tokens, as .png and .pdf.
 
     The last of `curves` is the run, after the runs that it goes on from. `baseline` is a loss in
     nats, drawn as a horizontal line. A model that has learned something is below it.
@@ -174,4 +174,5 @@ def plot(
     axes.set_title(f"Loss of {names} by tokens trained on", wrap=True)
     axes.legend()
     figure.savefig(path, dpi=120)
+    figure.savefig(path.with_suffix(".pdf"))
     pyplot.close(figure)

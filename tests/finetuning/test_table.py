@@ -1,9 +1,11 @@
 """The table of results and its figure: bars around their points, labels at every line, baselines, what is missing."""
 
+import csv
 import json
 
 import numpy as np
 import pytest
+import scipy.stats
 from matplotlib import pyplot
 from testing import flat_lines
 
@@ -45,6 +47,64 @@ def test_differences_are_centred_on_their_task_and_labelled():
     pyplot.close(figure)
 
 
+def test_the_axes_of_the_differences_end_where_their_columns_end():
+    for count in (1, 2, 5):
+        row = {f"column {number}": {"median": 1.0, "least": 0.0, "highest": 2.0} for number in range(count)}
+        figure = table.figure_of({"a": row, "b": row})
+        low, high = figure.axes[0].get_xlim()
+        assert -1 < low < 0 and count - 1 < high < count
+        pyplot.close(figure)
+
+
+def seeded(task, *values, **more) -> dict:
+    """The report of a task whose seeds 1, 2 and so on have these values, in percent."""
+    report = of_task(task, float(np.median(values)), min(values), max(values), seeds=len(values), **more)
+    report["columns"][TITLES[task]]["by_seed"] = {str(seed): value for seed, value in enumerate(values, start=1)}
+    return report
+
+
+SEEDED = {
+    "tiny_a": {"rte": seeded("rte", 60.0, 62.0, 61.0), "cola": seeded("cola", 20.0, 21.0)},
+    "mlm": {"rte": seeded("rte", 65.0, 66.5, 66.0), "cola": seeded("cola", 20.0, 21.0)},
+}
+
+
+def test_the_csv_has_the_seeds_and_a_paired_test_against_the_first_encoder(tmp_path):
+    table.write(SEEDED, Workdir(tmp_path))
+    with (tmp_path / "table.csv").open(newline="") as file:
+        lines = {(line["encoder"], line["column"]): line for line in csv.DictReader(file)}
+    line = lines["mlm", "RTE accuracy"]
+    expected = scipy.stats.ttest_rel([65.0, 66.5, 66.0], [60.0, 62.0, 61.0])
+    assert float(line["difference"]) == pytest.approx(np.mean([5.0, 4.5, 5.0])) and float(line["p"]) == pytest.approx(expected.pvalue)
+    assert (line["n"], line["seeds"], line["pairs"], line["centre"], line["value"]) == ("3", "1 2 3", "3", "median", "66.0")
+    same = lines["mlm", "CoLA mcc"]
+    assert (same["centre"], same["difference"], same["p"]) == ("mean", "0.0", ""), "equal values have no p"
+    assert lines["tiny_a", "RTE accuracy"]["difference"] == "" and len(lines) == 4
+
+
+def test_only_common_seeds_are_paired():
+    assert table.compare({"by_seed": {"1": 5.0, "3": 7.0}}, {"by_seed": {"1": 4.0, "2": 0.0}}) == (1.0, 1, None)
+    assert table.compare({"median": 5.0}, {"by_seed": {"1": 4.0}}) is None
+
+
+def test_the_latex_table_marks_what_differs_and_escapes_names(tmp_path):
+    table.write(SEEDED, Workdir(tmp_path))
+    text = (tmp_path / "table.tex").read_text()
+    assert text.startswith("% Medians over 2 or 3 seeds (of two, the mean)") and "toprule" in text
+    first, second = (next(line for line in map(str.strip, text.splitlines()) if line.startswith(name)) for name in ("tiny", "mlm"))
+    assert first.startswith("tiny\\_a") and "*" not in first and second.count("*") == 1 and "66.0" in second.split("*")[0]
+
+
+def test_the_middle_of_two_seeds_is_called_a_mean():
+    two = {"tiny": {"cola": seeded("cola", 20.0, 21.0, cells=[{"name": name, "median": 0.5, "least": 0.4, "highest": 0.6} for name in "ab"])}}
+    text = table.markdown(two)
+    assert "Means over 2 seeds" in text and "edian" not in text
+    figure = table.figure_of(table.values(two), table.centre(two))
+    assert "edian" not in figure.axes[0].get_ylabel() and flat_lines(figure.axes[0]) == ["mean of tiny"]
+    pyplot.close(figure)
+    assert "Values of one seed" in table.markdown({"tiny": {"cola": seeded("cola", 20.0)}})
+
+
 def test_the_markdown_has_every_value_its_metric_and_the_baseline():
     rows = [line for line in table.markdown(REPORTS).splitlines() if line.startswith("|")]
     assert rows[0].split() == "| | RTE accuracy | CoLA mcc | MRPC accuracy |".split()
@@ -83,3 +143,4 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     assert table.read(Workdir(tmp_path)) == {}
     table.write(REPORTS, Workdir(tmp_path))
     assert table.read(Workdir(tmp_path)) == REPORTS and (tmp_path / "differences.png").stat().st_size > 5000
+    assert (tmp_path / "differences.pdf").read_bytes().startswith(b"%PDF")

@@ -54,6 +54,16 @@ def test_error_bars_surround_their_point(axes):
         assert bar[:, 1].tolist() == pytest.approx([min(by_set), max(by_set)]) and point == pytest.approx(np.mean(by_set))
 
 
+def test_no_run_is_cut_off_by_the_scale_of_the_first(axes):
+    low, high = (measured(name, 0) for name in ("low", "high"))
+    for run, factor in ((low, 1), (high, 10)):
+        for layer in run["layers"]:
+            layer["plain"]["rank_by_set"] = [factor * rank for rank in layer["plain"]["rank_by_set"]]
+    figures.plot_runs_by_layer(axes[0], [low, high], "plain", {"low": {}, "high": {}})
+    bottom, top = axes[0].get_ylim()
+    assert bottom == 0 and top > max(max(layer["plain"]["rank_by_set"]) for layer in high["layers"])
+
+
 def test_lines_differ_without_colour():
     styles = list(itertools.islice(plotting.line_styles(), len(plotting.COLOURS) * len(plotting.DASHES)))
     assert len({(style["marker"], style["linestyle"]) for style in styles}) == len(styles)

@@ -20,7 +20,25 @@ def test_a_slice_has_its_chips_and_its_name(name, chips, devices, cloud):
     assert (target.chips, target.count) == (chips, devices) and target.title.endswith(f" calls it {cloud}")
 
 
-@pytest.mark.parametrize("name", ["v5e:3x5", "v9:2x2", "v5p-256", "cpu:0", "cpu:", "", "h100:9", "h100:0x8", "h100:8x", "b300:8", "h100"])
+@pytest.mark.parametrize(
+    "name,slice_",
+    [
+        ("v5e-16", "v5e:4x4"),
+        ("v5litepod-16", "v5e:4x4"),
+        ("v5litepod-256", "v5e:16x16"),
+        ("v6e-8", "v6e:2x4"),
+        ("v5p-256", "v5p:4x4x8"),  # cores
+        ("v4-32", "v4:2x2x4"),
+    ],
+)
+def test_the_name_of_the_cloud_is_that_of_a_slice(name, slice_):
+    assert targets.parse(name) == targets.parse(slice_)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["v5e:3x5", "v9:2x2", "v5e-255", "v5p-255", "v4-4", "v5litepod:256", "cpu:0", "cpu:", "", "h100:9", "h100:0x8", "h100:8x", "b300:8", "h100"],
+)
 def test_an_unknown_target_is_refused_by_its_name(name):
     with pytest.raises(config.ConfigError, match=f"--topology={name} "):
         targets.parse(name)

@@ -173,6 +173,29 @@ def test_checkpoints_come_after_the_steps_that_are_kept(monkeypatch):
     assert saved == [1, 4, 6, 10]
 
 
+def test_checkpoints_come_by_minutes_too(monkeypatch):
+    """Of steps of a second, after a minute of compilation. A save takes three seconds, which do not count."""
+    _, saved = train(monkeypatch, train_steps=200, eval_every=1000, log_every=1000, checkpoint_every=70, checkpoint_minutes=0.5)
+    gaps = np.diff(saved)
+    assert saved[0] == 1 and 70 in saved and 140 in saved and saved[-1] == 200
+    assert max(gaps) <= 32 and len(saved) <= 10, "half a minute after each, also after one of checkpoint_every"
+
+
+def test_several_processes_save_when_the_clock_of_process_0_says_so(monkeypatch):
+    asked, now = [], [0.0]
+
+    def from_process_zero(number):
+        asked.append(number)
+        return 1  # its minute is over; the clock here has not moved
+
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(loop.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(loop.distributed, "from_process_zero", from_process_zero)
+    clock = loop.SaveClock(config.Run(log_every=5, checkpoint_minutes=1.0))
+    assert [step for step in range(1, 12) if clock.is_due(step)] == [5, 10] and asked == [False, False]
+    assert not loop.SaveClock(config.Run(log_every=5)).is_due(5) and len(asked) == 2, "without the setting nobody waits"
+
+
 @pytest.mark.parametrize("steps,seconds,told", [(10, 100.0, "08:20"), (7, 100.0, None), (1005, 3.6, "1:00:00")])
 def test_a_long_run_says_how_long_it_takes(monkeypatch, capsys, steps, seconds, told):
     """After five timed steps: the first is compiled."""

@@ -39,7 +39,12 @@ def test_the_loss_curve_names_its_lines_and_units(tmp_path, drawn):
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["training (one batch)", "held-out", "unigram 6.79"]
     assert list(trained.get_xdata()) == [200, 400, 600, 800, 1000, 1200] and list(heldout.get_xdata()) == [200, 600, 1000]
     assert flat_lines(axes) == ["unigram 6.79"] and len({(line.get_marker(), line.get_linestyle()) for line in axes.lines}) == 3
-    assert "nats" in axes.get_ylabel() and axes.get_xlabel() == "tokens" and "Loss of a " in axes.get_title() and (tmp_path / "a.png").is_file()
+    assert (
+        "nats" in axes.get_ylabel()
+        and axes.get_xlabel() == "tokens"
+        and "Loss of a " in axes.get_title()
+        and all((tmp_path / f"a.{kind}").is_file() for kind in ("png", "pdf"))
+    )
 
 
 def test_a_chain_of_runs_has_one_axis_of_tokens(tmp_path, drawn):

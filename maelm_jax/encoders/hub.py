@@ -1,0 +1,124 @@
+"""Encoders by their names on the Hugging Face Hub, with huggingface_hub (the extra [hub]).
+
+Its settings apply: HF_HOME (the cache), HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE. What is downloaded
+is a folder of a stranger, and is read as such (docs/other_peoples_folders.md).
+"""
+
+import os
+import pathlib
+import re
+import typing
+
+from maelm_jax.config import ConfigError, RunError
+
+NAME = re.compile(r"(?P<repository>(?P<owner>\w[\w.-]*)/[\w.-]+)(?:@(?P<revision>.+))?", re.ASCII)
+# Files of an encoder. A pattern matches in every folder.
+FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "vocabulary.sha256")
+PYTORCH_FILES = ("pytorch_model*.bin",)  # where there are no safetensors
+# The same weights for other programs.
+IGNORED = ("onnx/*", "openvino/*", "checkpoint-*", "*.fp16.safetensors")
+
+
+def is_name(path: str) -> bool:
+    """Returns whether `path` is a name on the Hub: ORG/NAME or ORG/NAME@REVISION.
+
+    A folder ORG on this machine wins: a name in it that is not there is a slip of the user's.
+    """
+    match = NAME.fullmatch(path)
+    return match is not None and not os.path.exists(match["owner"])
+
+
+class Download(typing.NamedTuple):
+    """A repository in the cache of huggingface_hub."""
+
+    folder: str
+    name: str  # ORG/NAME@COMMIT
+
+
+def download(name: str) -> Download:
+    """Downloads the files of an encoder, of which those in the cache are not fetched again.
+
+    Raises:
+        ConfigError: huggingface_hub is missing, or there is no such repository or revision, or this
+            user may not read it, or HF_HUB_OFFLINE is set and it is not in the cache.
+        RunError: The Hub cannot be reached, and it is not in the cache.
+    """
+    hub, match = _require_library(name), NAME.fullmatch(name)
+
+    def fetch(patterns: tuple[str, ...]) -> pathlib.Path:
+        folder = hub.snapshot_download(
+            match["repository"],
+            revision=match["revision"],
+            allow_patterns=list(patterns),
+            ignore_patterns=list(IGNORED),
+        )
+        return pathlib.Path(folder)
+
+    with _Errors(hub, f"{name} is no folder here, and as a name on the Hub it"):
+        folder = fetch(FILES)
+        if not any(folder.glob("**/*.safetensors")):
+            folder = fetch((*FILES, *PYTORCH_FILES))
+    return Download(str(folder), f"{match['repository']}@{folder.name}")
+
+
+def create_repository(name: str):
+    """Makes the repository to upload to, if it does not exist. Raises as `download`."""
+    hub = _require_library(name)
+    if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", name, re.ASCII):
+        raise ConfigError(f"{name} is no name on the Hub. Give ORG/NAME")
+    with _Errors(hub, f"the repository {name} of the Hub"):
+        hub.HfApi().create_repo(name, exist_ok=True)
+
+
+def upload(name: str, folder: str | os.PathLike) -> str:
+    """Uploads a folder to a repository. Returns the address of the commit. Raises as `download`."""
+    hub = _require_library(name)
+    with _Errors(hub, f"the repository {name} of the Hub"):
+        return hub.HfApi().upload_folder(
+            repo_id=name, folder_path=folder, commit_message="Upload an encoder of maelm_jax"
+        )
+
+
+def _require_library(name: str):
+    try:
+        import huggingface_hub
+        import huggingface_hub.errors
+    except ImportError as error:
+        raise ConfigError(
+            f"{name} is no folder here, and a name on the Hub needs huggingface_hub: "
+            "pip install '.[hub]'"
+        ) from error
+    return huggingface_hub
+
+
+class _Errors:
+    """Context manager that makes one line of an error of huggingface_hub. `subject` begins it."""
+
+    def __init__(self, hub, subject: str):
+        self._errors, self._subject = hub.errors, subject
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        errors = self._errors
+        if isinstance(error, errors.OfflineModeIsEnabled) or isinstance(
+            getattr(error, "__cause__", None), errors.OfflineModeIsEnabled
+        ):
+            raise ConfigError(
+                f"{self._subject} is not in the cache, and HF_HUB_OFFLINE is set: unset it, or "
+                "give a folder"
+            ) from error
+        refusals = (errors.HFValidationError, errors.LocalTokenNotFoundError, errors.HfHubHTTPError)
+        reason = " ".join(str(error).split())[:300]
+        if isinstance(error, refusals) and not _is_fault_of_server(error):
+            raise ConfigError(
+                f"{self._subject} is refused ({reason}). Correct it, or log in with hf auth login"
+            ) from error
+        if isinstance(error, (errors.HfHubHTTPError, errors.LocalEntryNotFoundError)):
+            raise RunError(f"{self._subject} cannot be reached ({reason})") from error
+
+
+def _is_fault_of_server(error: Exception) -> bool:
+    response = getattr(error, "response", None)
+    return response is not None and response.status_code >= 500
