@@ -17,27 +17,26 @@ settings: `TRAIN_STEPS`, `BATCH_SIZE`, `SEQUENCE_LENGTH`, `SEED` and `TEXT_FILES
 `configs/base.gin`, and those of fine-tuning in `configs/finetune/base.gin`. Give a macro or its
 setting, not both.
 
-A resumed run keeps its settings, except those marked *free*, which change no past step. Ranges with
-a round bracket exclude the bound, those with a square one include it.
+Parentheses hold the default, and what else is accepted: of `[0, 1)` the 0, but not the 1. A resumed
+run keeps its settings, except the *free* ones, which change no past step.
 """
 
 
 def render_page() -> str:
-    """Returns the page: for each section, a table of its fields."""
+    """Returns the page: for each section, a list of its fields."""
     lines = [PAGE]
     for cls in config.ALL_SECTIONS:
         schema = pydantic.TypeAdapter(cls).json_schema()["properties"]
         lines += [f"## {cls.__name__}", "", " ".join(cls.__doc__.split()), ""]
-        lines += ["| setting | default; values | meaning |", "|---|---|---|"]
         for name in config.field_names(cls):
             field = cls.__pydantic_fields__[name]
             extra = field.json_schema_extra
-            label = f"`{name}`" + (" (free)" if extra["free"] else "")
+            label = f"`{name}`" + (", free" if extra["free"] else "")
             default = f"`{field.get_default(call_default_factory=True)!r}`"
-            values = describe_values(schema[name], extra["unit"])
-            others = [value for value in values if value not in ("", default)]
-            cell = "; ".join(filter(None, (default, ", ".join(others))))
-            lines.append(f"| {label} | {cell} | {field.description} |")
+            accepted = describe_values(schema[name], extra["unit"])
+            others = [value for value in accepted if value not in ("", default)]
+            values = "; ".join(filter(None, (default, ", ".join(others))))
+            lines.append(f"- {label} ({values}): {field.description}")
         lines.append("")
     return "\n".join(lines)
 
