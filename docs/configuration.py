@@ -17,8 +17,9 @@ settings: `TRAIN_STEPS`, `BATCH_SIZE`, `SEQUENCE_LENGTH`, `SEED` and `TEXT_FILES
 `configs/base.gin`, and those of fine-tuning in `configs/finetune/base.gin`. Give a macro or its
 setting, not both.
 
-Parentheses hold the default, and what else is accepted: of `[0, 1)` the 0, but not the 1. A resumed
-run keeps its settings, except the *free* ones, which change no past step.
+Parentheses hold the default, and what else is accepted: of `[0, 1)` the 0, but not the 1; without a
+range, numbers from 0 or 1 on. A resumed run keeps its settings, except the *free* ones, which
+change no past step.
 """
 
 
@@ -32,9 +33,10 @@ def render_page() -> str:
             field = cls.__pydantic_fields__[name]
             extra = field.json_schema_extra
             label = f"`{name}`" + (", free" if extra["free"] else "")
-            default = f"`{field.get_default(call_default_factory=True)!r}`"
-            accepted = describe_values(schema[name], extra["unit"])
-            others = [value for value in accepted if value not in ("", default)]
+            value = field.get_default(call_default_factory=True)
+            default = f"`{value!r}`" + (f" {extra['unit']}" if value and extra["unit"] else "")
+            accepted = describe_values(schema[name], extra["unit"] if value is None else "")
+            others = [one for one in accepted if one not in ("", default)]
             values = "; ".join(filter(None, (default, ", ".join(others))))
             lines.append(f"- {label} ({values}): {field.description}")
         lines.append("")
@@ -42,25 +44,29 @@ def render_page() -> str:
 
 
 def describe_values(schema: dict, unit: str) -> list[str]:
-    """Returns the values that a JSON schema accepts. A boolean and a dict need no description."""
+    """Returns the values that a JSON schema accepts, "" where the default shows them."""
     if choices := schema.get("anyOf"):
         return [value for choice in choices for value in describe_values(choice, unit)]
     if choices := schema.get("enum", [schema["const"]] if "const" in schema else None):
         return [f"`{choice!r}`" for choice in choices]
     if schema["type"] in ("integer", "number"):
         return [f"{describe_range(schema)} {unit}".strip()]
-    words = {"null": "`None`", "string": "text", "array": f"a list {unit and 'of'} {unit}".strip()}
+    words = {"null": "`None`", "string": "text", "array": "a list"}
     return [words.get(schema["type"], "")]
 
 
 def describe_range(schema: dict) -> str:
-    """Returns the numbers that a JSON schema accepts. A square bracket includes the bound."""
+    """Returns the numbers that a JSON schema accepts, "" if that is nearly every one of its kind.
+
+    A square bracket includes the bound.
+    """
     low, high = (schema.get(key) for key in ("minimum", "maximum"))
     above, below = (schema.get(key) for key in ("exclusiveMinimum", "exclusiveMaximum"))
     step = f"{schema['multipleOf']}n " if "multipleOf" in schema else ""
     if high is None and below is None:
+        is_plain = low in (0, 1) or above == 0
         sign, bound = ("≥", low) if above is None else (">", above)
-        return schema["type"] if bound is None else f"{step}{sign} {bound:g}"
+        return "" if is_plain or bound is None else f"{step}{sign} {bound:g}"
     begin = f"({above:g}" if low is None else f"[{low:g}"
     end = f"{below:g})" if high is None else f"{high:g}]"
     return f"{begin}, {end}"
