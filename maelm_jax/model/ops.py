@@ -270,7 +270,7 @@ def gather_rows(
 ) -> Float[Array, "B P D"]:
     """Computes y[p] = x[index[p]] in each row of the batch; 0 where index[p] = N.
 
-    The backward pass is a gather with `inverse`, without a scatter-add, and is deterministic.
+    The backward pass is a gather with `inverse`. It needs no scatter-add and is deterministic.
 
     Args:
         x: Values to gather.
