@@ -15,11 +15,17 @@
 #
 # Everything is in OUT at any time: results.json has an entry for each stage, window.log what was
 # printed, NAME.tar.gz.part-* the encoder that was trained (files of 15 MiB). Copy it somewhere and
-# give that folder as --done to the next call, on any machine: it goes on with what is missing.
+# give that folder as --done to the next call, on any machine: it goes on with what is missing. The
+# encoder is a workdir again after
+#   mkdir -p runs/mae_lm && cat OUT/mae_lm.tar.gz.part-* | tar -xz -C runs/mae_lm
 #
 # --minutes   of this call, its start included
 # --encoders  that are trained in one call, because OUT may have to stay below 64 MiB; 0: none
-# --wheels    folder of wheels of packages that are not installed here (docs/gpus.md)
+# --wheels    folder of wheels of packages that are not installed here:
+#             pip download -q --no-deps --only-binary=:all: --python-version=3.12 -d wheels \
+#                 gin-config==0.5.0 pydantic==2.14.3 pydantic-core==2.50.4 annotated-types==0.8.0 \
+#                 typing-inspection==0.4.5 tensorboardX==2.6.5 sentencepiece==0.2.3 flax==0.12.10 \
+#                 optax==0.2.8 orbax-checkpoint==0.12.8
 # --work      folder of rows, checkpoints and compiled programs. If it is still there in the next
 #             call, an encoder that was stopped goes on
 # --toy       small shapes, on CPU: a test of this script

@@ -1,9 +1,11 @@
 """Pretrain text encoders in JAX whose encoder never reads [MASK] (MAE-LM).
 
 `load_encoder` loads any pretrained encoder, `load_classifier` a fine-tuned classifier of texts.
+docs/api.md says what later versions keep.
 """
 
-__version__ = "0.2.0.dev0"
+__all__ = ["__version__", "load_classifier", "load_encoder"]
+__version__ = "1.0.0"
 
 
 def load_encoder(path, step: int | None = None):

@@ -163,7 +163,7 @@ def render(experiment: Experiment) -> str:
 def _parse_file(name: str):
     """Parses a gin file. Returns what gin says of its includes, or None for a run's record.
 
-    The record of a run is data. It may be somebody else's, so it may not import or include.
+    The record of a run is data, maybe somebody else's, so it may not import or include.
     """
     name = os.path.expanduser(name)
     if _is_record(name):

@@ -1,7 +1,7 @@
 """Estimate memory, step time and communication on TPUs or GPUs that are not at hand.
 
 The command compiles the training step with the compiler of the device: libtpu (the extra [plan]) or
-XLA for CUDA (the extra [cuda]). It needs neither a TPU nor a GPU.
+XLA for CUDA (the extra [cuda]). No TPU or GPU is needed.
 
     python -m maelm_jax.plan --gin_file=base.gin --topology=v5e:16x16
     python -m maelm_jax.plan --gin_file=base.gin --topology=h100:8

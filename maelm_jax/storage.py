@@ -88,7 +88,7 @@ def inside(folder: str | os.PathLike, name: str) -> InsideName:
 def require_own_files(folder: str | os.PathLike):
     """Checks that a folder, perhaps a stranger's, holds its own files and folders only.
 
-    The folder itself may be a link. It need not exist.
+    The folder itself may be a link, and need not exist.
 
     Raises:
         ConfigError: A link leads out of the folder (see `inside`), or it holds a device or pipe.

@@ -24,7 +24,8 @@ def test_every_module_that_is_a_command_has_an_entry_point_of_its_name():
     assert {f"maelm-{name}": f"maelm_jax.{name}:command" for name in names} == SCRIPTS and "train" in names
 
 
-def test_the_package_lists_its_commands(capsys):
+def test_the_package_lists_its_commands(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["maelm_jax"])  # not those of pytest
     __main__.main()
     lines = capsys.readouterr().out.splitlines()
     names = [line.split()[2].removeprefix("maelm_jax.") for line in lines if line.startswith("python -m ")]

@@ -224,7 +224,7 @@ def _settings(corpus: Corpus, vocabulary: Vocabulary) -> list:
 
 
 def store_names(corpus: Corpus, vocabulary: Vocabulary) -> dict[str, str]:
-    """Returns the name of the store of each source, {source: name}. It may not exist yet.
+    """Returns the name of the store of each source, {source: name}. A store may not exist yet.
 
     Raises Unavailable if a source is not on this machine.
     """
@@ -442,7 +442,7 @@ def _join(folder: pathlib.Path, store: pathlib.Path):
 
     Raises:
         ConfigError: The text changed after the command began. The parts are removed.
-        RunError: A part is damaged. It is removed, and made again by the next start.
+        RunError: A part is damaged. The part is removed, and made again by the next start.
     """
     plan = _read_plan(folder)
     if not store.name.endswith(f"-{_identity(plan.source, plan.corpus)}"):

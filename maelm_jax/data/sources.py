@@ -184,7 +184,7 @@ def first_texts(corpus: Corpus, tokens: int) -> list[str]:
 
 
 def identity(source: str, corpus: Corpus) -> str:
-    """Returns a hash of what identifies the text of a source. It reads no text.
+    """Returns a hash of what identifies the text of a source, without reading that text.
 
     It covers the names, sizes and times of files (in buckets their checksums), the versions of the
     packages of `installed_docs`, or the version and sizes of a dataset. Raises Unavailable if the

@@ -98,7 +98,7 @@ class Vocabulary(abc.ABC):
     @property
     @abc.abstractmethod
     def pieces(self) -> list[str]:
-        """The spelling of every id, "" for an unused id. It is made once."""
+        """The spelling of every id, "" for an unused id. The list is made once."""
 
     @abc.abstractmethod
     def _begins_word(self) -> list[bool]:

@@ -1,6 +1,6 @@
 """Converts parameters between the layout of this project and the layouts of other software.
 
-A format is a list of `TensorMapping`. It works in both directions: `export_tensors` and
+A format is a list of `TensorMapping`, which works in both directions: `export_tensors` and
 `import_tensors`. Both refuse a parameter that the list does not have.
 
 The parameters here are {path: array}, stacked over the layers:

@@ -229,7 +229,7 @@ def _convert_sentencepiece(content: bytes):
     )
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = _convert_normalizer(proto)
-    # Splitting at spaces lets the tokenizer cache words. It is wrong if a piece spans a space.
+    # Splitting at spaces lets the tokenizer cache words. That is wrong if a piece spans a space.
     split = not any(SPACE in piece.piece[1:] for piece in proto.pieces)
     # The part after <mask> is not the start of a text, so only the first part gets a space.
     has_prefix = proto.normalizer_spec.add_dummy_prefix
@@ -275,7 +275,7 @@ def _map_characters(proto: sentencepiece_model_pb2.ModelProto) -> list:
     plane is searched for them.
 
     Raises:
-        NoEqual: The map is the user's own. It may have rules for several characters at once.
+        NoEqual: The map is the user's own, and may have rules for several characters at once.
     """
     from tokenizers import Regex, normalizers
 

@@ -51,7 +51,7 @@ class Finished(typing.NamedTuple):
 
 
 class Planned(typing.NamedTuple):
-    """One task with one encoder. It is a single run or a grid."""
+    """One task with one encoder: a single run or a grid."""
 
     task: str
     encoder: InitialEncoder
@@ -380,7 +380,7 @@ def _do_runs(
 def _train(run: Run, is_single: bool) -> Results:
     """Does one run. In a grid, one that diverges gets results without a score.
 
-    A grid also tries learning rates that are too high. It goes on, and such a run ranks last.
+    A grid also tries learning rates that are too high: such a run ranks last, and the grid goes on.
     metrics.jsonl keeps the loss up to this point.
     """
     try:

@@ -18,7 +18,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def _correlation(function, truth, predicted) -> float:
-    """A correlation of SciPy. It is 0 for constant values, where SciPy gives NaN."""
+    """A correlation of SciPy; 0 for constant values, where SciPy gives NaN."""
     varies = np.ptp(predicted) > 0 and np.ptp(truth) > 0
     return function(truth, predicted).statistic if varies else 0.0
 

@@ -33,7 +33,7 @@ FLOPS_OF_COMPILATION_ON_CPU, FLOPS_OF_COMPILATION = 5e11, 1e15
 
 
 class State(typing.NamedTuple):
-    """Training state. It includes the best parameters, so that a resumed run still has them."""
+    """Training state, with the best parameters, so that a resumed run still has them."""
 
     step: jax.Array
     params: dict

@@ -53,7 +53,7 @@ class Slots(typing.NamedTuple):
 
 
 class TokenClassifier(nnx.Module):
-    """Scores of C classes of each slot: dropout, linear D to C. It is that of stock models."""
+    """Scores of C classes of each slot, as in stock models: dropout, linear D to C."""
 
     def __init__(self, model: config.Model, classes: int, rngs: nnx.Rngs):
         self.out = layers.Linear(model.encoder.width, classes, model.encoder_settings, rngs)

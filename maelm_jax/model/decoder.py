@@ -16,7 +16,7 @@ from maelm_jax.model.positions import RelativeBias
 
 
 class Decoder(nnx.Module):
-    """The decoder. It has no dropout.
+    """The decoder, which has no dropout.
 
     By default it has bidirectional self-attention over all slots. If its width differs from the
     encoder's, a linear map resizes the encoder's states.

@@ -33,5 +33,5 @@ def make_stream_key(seed: int, stream: int) -> Key[Array, ""]:
 
 
 def make_row_keys(key: Key[Array, ""], row_numbers: UInt32[Array, " B"]) -> Key[Array, " B"]:
-    """Returns one key for each row. It depends on the row's number in the global batch."""
+    """Returns one key for each row, which depends on the row's number in the global batch."""
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, row_numbers)
