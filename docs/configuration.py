@@ -51,6 +51,8 @@ def describe_values(schema: dict, unit: str) -> list[str]:
         return [f"`{choice!r}`" for choice in choices]
     if schema["type"] in ("integer", "number"):
         return [f"{describe_range(schema)} {unit}".strip()]
+    if "pattern" in schema:
+        return ["`module:function`"]
     words = {"null": "`None`", "string": "text", "array": "a list"}
     return [words.get(schema["type"], "")]
 
