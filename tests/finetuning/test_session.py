@@ -92,7 +92,7 @@ def test_a_metric_can_be_named_as_the_score(one_device, pretrained, data_dir, tm
     assert run_of(pretrained, "stsb", data_dir, tmp_path).session.main_metric == "spearman"
     current = run_of(pretrained, "stsb", data_dir, tmp_path, "Finetune.metric=pearson").session
     assert current.main_metric == "pearson" and current.selection_score({"pearson": 0.5, "spearman": 0.9}) == 0.5
-    with pytest.raises(config.ConfigError, match=r"Finetune\.metric = 'f2': stsb has spearman, pearson"):
+    with pytest.raises(config.ConfigError, match=r"Finetune\.metric.*spearman, pearson"):
         run_of(pretrained, "stsb", data_dir, tmp_path, "Finetune.metric=f2")
 
 

@@ -32,7 +32,7 @@ def begun(tmp_path, monkeypatch):
 
 def test_a_run_that_began_from_another_source_is_refused(tmp_path, begun):
     begun(settings("enc"))
-    with pytest.raises(config.ConfigError, match="holds a run with Run.init_from=enc, not other"):
+    with pytest.raises(config.ConfigError, match="Run.init_from=enc.*other"):
         start.find_starting_point(settings("other"), Workdir(tmp_path))
 
 
@@ -69,7 +69,7 @@ def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path, mo
     weights = source.EncoderSource("weights.pt", "a checkpoint", found, config.Decoder(), config.Objective(), None, 512, dict)
     monkeypatch.setattr(source, "find_encoder", lambda path: weights)
     bindings = ["Run.init_from='weights.pt'", "TEXT_FILES='*.txt'", "SEQUENCE_LENGTH=64"]
-    with pytest.raises(config.ConfigError, match="has no vocabulary, .* name its file with --gin.Vocabulary.file"):
+    with pytest.raises(config.ConfigError, match="--gin.Vocabulary.file"):
         start.find_starting_point(gin_files.load(["base.gin"], bindings), Workdir(tmp_path))
     named = gin_files.load(["base.gin"], [*bindings, "Vocabulary.file='my_encoder'"])
     assert start.find_starting_point(named, Workdir(tmp_path)).encoder is weights
@@ -82,19 +82,19 @@ def test_a_resumed_run_draws_no_fresh_state(tmp_path):
     load = functools.partial(start.load_state, workdir=Workdir(tmp_path), shapes=checkpoint_folders.state_of(0), create_fresh=None, vocabulary_size=9)
     starting = load(found)
     assert starting.step == 3 and checkpoint_folders.equal(starting.state, checkpoint_folders.state_of(3)) and starting.has_head
-    with pytest.raises(config.ConfigError, match="Run.train_steps=2 is below the 3 steps"):
+    with pytest.raises(config.ConfigError, match="Run.train_steps=2"):
         load(start.StartingPoint(gin_files.load(["tiny.gin"], ["TRAIN_STEPS=2"])))
 
 
 @pytest.mark.parametrize(
     "binding,message",
     [
-        ("Mesh.tensor=3", "Encoder.heads=4 is not divisible by Mesh.tensor=3"),
-        ("Mesh.data=5", "does not equal the 3 devices"),
-        ("BATCH_SIZE=8", "Run.batch_size=8 .* is not divisible by 3 devices"),
-        ("Compute.attention_backend='cudnn'", "Compute.attention_backend='cudnn' cannot compute this attention"),
-        ("Run.init_from='nowhere'", "nowhere: no such file or folder"),
-        ("Run.continue_from='nowhere@4'", "there is no run nowhere"),
+        ("Mesh.tensor=3", "Encoder.heads=4.*Mesh.tensor=3"),
+        ("Mesh.data=5", "Mesh"),
+        ("BATCH_SIZE=8", "Run.batch_size=8"),
+        ("Compute.attention_backend='cudnn'", "Compute.attention_backend='cudnn'"),
+        ("Run.init_from='nowhere'", "nowhere"),
+        ("Run.continue_from='nowhere@4'", "nowhere"),
     ],
 )
 def test_what_cannot_run_is_refused_before_text_is_read_and_leaves_nothing(tmp_path, monkeypatch, binding, message):
