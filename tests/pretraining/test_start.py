@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
-import types
 
 import checkpoint_folders
 import numpy as np
 import pytest
+from testing import english
 
 from maelm_jax import config, gin_files, train
+from maelm_jax.data import prepare, vocabulary_training
 from maelm_jax.encoders import source
 from maelm_jax.pretraining import run, start
 from maelm_jax.training.workdir import Workdir
@@ -86,6 +87,11 @@ def test_a_resumed_run_draws_no_fresh_state(tmp_path):
         load(start.StartingPoint(gin_files.load(["tiny.gin"], ["TRAIN_STEPS=2"])))
 
 
+@pytest.fixture(scope="module")
+def vocabulary():
+    return vocabulary_training.train(english(), config.Vocabulary(size=400))
+
+
 @pytest.mark.parametrize(
     "binding,message",
     [
@@ -97,12 +103,11 @@ def test_a_resumed_run_draws_no_fresh_state(tmp_path):
         ("Run.continue_from='nowhere@4'", "nowhere"),
     ],
 )
-def test_what_cannot_run_is_refused_before_text_is_read_and_leaves_nothing(tmp_path, monkeypatch, binding, message):
+def test_what_cannot_run_is_refused_before_text_is_read_and_leaves_nothing(tmp_path, monkeypatch, vocabulary, binding, message):
     """On three devices."""
     from testing import only_devices
 
     only_devices(monkeypatch, 3)
-    vocabulary = types.SimpleNamespace(size=400, special=config.SpecialIds.of_size(400))
     monkeypatch.setattr(start.vocabulary_training, "vocabulary_for", lambda *_: vocabulary)
     monkeypatch.setattr(run.run_rows, "choose_rows", lambda *_: pytest.fail("text is read"))
     with pytest.raises(config.ConfigError, match=message):
@@ -124,7 +129,7 @@ def test_batches_begin_behind_the_rows_that_are_read():
 
     experiment = gin_files.load(["tiny.gin"], ["BATCH_SIZE=4"])
     mesh = run.sharding.make_mesh(config.Mesh(data=1, fsdp=1, tensor=8))
-    rows = types.SimpleNamespace(split=lambda name: {"a": Table()}, rates={"a": 1.0})
+    rows = prepare.Prepared({"a": {"train": Table()}}, {"sources": {"a": {"rate": 1.0}}})
     whole, rest = (run.make_batches(experiment, rows, mesh, first) for first in (0, 12))
     for number in range(5):
         np.testing.assert_array_equal(whole(number + 3), rest(number))
