@@ -12,6 +12,8 @@ from maelm_jax import config, evaluate, export
 from maelm_jax.data import packing, vocabularies
 from maelm_jax.pretraining import scoring
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def scores(tmp_path):

@@ -6,12 +6,15 @@ import shutil
 import signal
 
 import numpy as np
+import pytest
 from testing import STEPS, call, finish, metrics, repeated, send_when, start, steps_of, training
 
 from maelm_jax import gin_files, load_encoder
 from maelm_jax.pretraining import summary
 from maelm_jax.training.metrics import Writer
 from maelm_jax.training.workdir import Workdir
+
+pytestmark = pytest.mark.long
 
 
 def test_a_run_leaves_what_it_promises(uninterrupted):

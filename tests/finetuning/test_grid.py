@@ -17,6 +17,8 @@ from maelm_jax.finetuning import grid, predict, table
 from maelm_jax.training import loop
 from maelm_jax.training.workdir import Workdir
 
+pytestmark = pytest.mark.long
+
 # Two tasks, two cells, two seeds.
 TABLE = ("--gin_file=finetune/glue.gin", "--gin.Finetune.tasks=('rte', 'cola')", "--gin.SEEDS=[1, 2]", "--gin.LEARNING_RATE=[1e-3, 3e-3]")
 

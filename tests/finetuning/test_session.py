@@ -15,6 +15,8 @@ from maelm_jax.finetuning.task import TaskData
 from maelm_jax.training import checkpoint, flops
 from maelm_jax.training.workdir import Workdir
 
+pytestmark = pytest.mark.long
+
 SETTINGS = ["BATCH_SIZE=32", "Finetune.evaluations=1", "Dropout.hidden=0.0", "Dropout.attention=0.0"]
 FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "MAX_LENGTH=64"]
 

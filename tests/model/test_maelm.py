@@ -13,6 +13,8 @@ from testing import model_of, objective_of
 from maelm_jax import config
 from maelm_jax.model import attention, loss, maelm, masking, model_inputs
 
+pytestmark = pytest.mark.long
+
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99, continues_word=(False,) * 100)
 LENGTH = 32
 TINY = {

@@ -16,6 +16,8 @@ from maelm_jax.pretraining import start as starts
 from maelm_jax.training import checkpoint, metrics, optimizers, run_rows, sharding, step
 from maelm_jax.training.workdir import Parent, Workdir
 
+pytestmark = pytest.mark.long
+
 DECAY = ["--gin.Optimizer.schedule=decay", "--gin.TRAIN_STEPS=12", "--gin.Run.rank_every=0"]
 
 

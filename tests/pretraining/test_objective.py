@@ -12,6 +12,8 @@ from maelm_jax.model import keys, loss, maelm, masking
 from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import sharding
 
+pytestmark = pytest.mark.long
+
 
 @dataclasses.dataclass(frozen=True)
 class RowLength(objectives.MaskedTokens):
