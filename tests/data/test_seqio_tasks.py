@@ -1,5 +1,6 @@
 """TFDS datasets on disk, seqio Tasks and Mixtures, and the corpus as Tasks, all through the real TensorFlow Datasets and seqio."""
 
+import importlib.util
 import socket
 import sys
 import types
@@ -9,8 +10,10 @@ import pytest
 from maelm_jax import config
 from maelm_jax.data import prepare, readers, seqio_tasks, sources
 
-pytest.importorskip("seqio")
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs: Protobuf, NumPy and SWIG deprecations of TensorFlow, TFDS and seqio
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("seqio") is None, reason="seqio is not installed"),  # its import takes seconds
+    pytest.mark.filterwarnings("ignore"),  # theirs: Protobuf, NumPy and SWIG deprecations of TensorFlow, TFDS and seqio
+]
 
 
 TEXTS = [f"Document {number} of the dataset.\nIt has a second line, with the number {number * 7}." for number in range(60)]

@@ -236,8 +236,8 @@ def test_a_table_gives_the_chosen_model_of_each_task_of_glue(tmp_path):
     [
         ({"tiny": {"rte": "a"}, "mlm": {"rte": "b"}}, None, "tiny, mlm"),
         ({"tiny": {"rte": "a"}}, "mlm", "tiny"),
-        ({"tiny": {"own": "a"}}, None, "table.json"),
-        ({"tiny": {"rte": None}}, None, "table.json"),
+        ({"tiny": {"own": "a"}}, None, "--submission"),
+        ({"tiny": {"rte": None}}, None, "--submission"),
     ],
 )
 def test_a_table_without_a_clear_model_is_refused(encoders, init_from, message, tmp_path):
