@@ -38,6 +38,11 @@ def pytest_addoption(parser):
     parser.addoption("--no-skips", action="store_true", help="a test or file that skips fails, for stages whose requirements are all installed")
 
 
+def pytest_collection_modifyitems(items):
+    """Puts long files first, so that at the end no worker waits for a long test of another."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
     return _without_skips((yield), item.config)

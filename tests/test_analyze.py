@@ -136,7 +136,7 @@ def test_losses_are_drawn_by_tokens_words_and_hours():
 
 def test_a_report_of_other_runs_is_not_replaced(report, runs):
     before = (report / "ranks.json").read_bytes()
-    with pytest.raises(config.ConfigError, match=r"holds the report of other runs \(.*mae.*mlm.*\): give another --workdir"):
+    with pytest.raises(config.ConfigError, match="mae.*mlm"):
         analyze.main([f"--runs={runs['mlm']}", f"--workdir={report}", "--tokens=6000"])
     assert (report / "ranks.json").read_bytes() == before
 

@@ -8,11 +8,11 @@ import functools
 import importlib
 import os
 import pathlib
-import types
 
 import pytest
 
 from maelm_jax import cli, gin_files
+from maelm_jax.encoders import source
 from maelm_jax.finetuning import initial_encoder
 
 COMMANDS = ("train", "prepare", "plan", "finetune", "export", "embed", "analyze", "evaluate", "merge", "status")
@@ -62,8 +62,8 @@ def commands(tmp_path, monkeypatch):
     pathlib.Path("lines.txt").write_text("a line\n")
 
     experiment = gin_files.load(["run/config.gin"])
-    source = types.SimpleNamespace(path="run", settings={}, step=3, experiment=experiment)
-    encoder = initial_encoder.InitialEncoder("run", source, None, is_random=False)
+    run = source.EncoderSource("run", "workdir", {}, None, experiment.objective, None, 64, dict, experiment=experiment, step=3)
+    encoder = initial_encoder.InitialEncoder("run", run, None, is_random=False)
     monkeypatch.setattr(initial_encoder, "load", lambda name, step=None: encoder)
     for command in COMMANDS:
 

@@ -10,6 +10,8 @@ from testing import STEPS, call, finish, metrics, send_when, start, steps_of, tr
 
 from maelm_jax.training import distributed
 
+pytestmark = pytest.mark.long
+
 PATIENCE = 60  # seconds after which a process that does not answer is given up
 
 

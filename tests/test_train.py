@@ -17,6 +17,8 @@ from maelm_jax.training import metrics as metrics_of_run
 from maelm_jax.training.metrics import Writer
 from maelm_jax.training.workdir import Workdir
 
+pytestmark = pytest.mark.long
+
 
 def test_a_run_leaves_what_it_promises(uninterrupted):
     lines = steps_of(uninterrupted)

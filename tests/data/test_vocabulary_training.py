@@ -29,7 +29,7 @@ def test_a_machine_with_more_cores_trains_the_same_vocabulary(documents, monkeyp
 
 
 def test_a_size_that_the_corpus_does_not_support_is_told_what_is_possible(documents):
-    with pytest.raises(config.ConfigError, match=r"Vocabulary.size=60000 .* <= \d+") as caught:
+    with pytest.raises(config.ConfigError, match="Vocabulary.size=60000") as caught:
         vocabulary_training.train(documents[:3], config.Vocabulary(size=60000))
     most = int(str(caught.value).split("<= ")[1].split(".")[0])
     trained = vocabulary_training.train(documents[:3], config.Vocabulary(size=most))

@@ -216,7 +216,7 @@ def test_an_encoder_that_was_trained_elsewhere_comes_back(vocabulary, tmp_path, 
     model.eval().save_pretrained(tmp_path / "tuned")
     tokenizer.save_pretrained(tmp_path / "tuned")
     saved = load_file(tmp_path / "tuned" / "model.safetensors")
-    with pytest.raises(ValueError, match="cannot be resumed"):  # as Trainer would
+    with pytest.raises(ValueError):  # as Trainer would
         model.load_state_dict(saved, strict=False)
     back = maelm_jax.load_encoder(tmp_path / "tuned")
     assert not any(np.array_equal(back.params[path], value) for path, value in encoder.params.items())
@@ -246,7 +246,7 @@ def test_a_stock_class_that_saves_the_encoder_leaves_an_encoder(copy_export, tmp
 def test_a_folder_without_the_decoder_is_named(copy_export, tmp_path):
     folder = copy_export("mpnet", tmp_path / "folder")
     (folder / decoder_file.FILE).unlink()
-    with pytest.raises(OSError, match="folder has no decoder.safetensors"):
+    with pytest.raises(OSError, match="decoder.safetensors"):
         load(folder)
 
 
@@ -254,10 +254,10 @@ def test_a_decoder_of_another_width_is_refused(vocabulary, tmp_path):
     for name, folder in (("mpnet", "one"), ("mpnet with its own bias", "other")):
         make_encoder(vocabulary, name).save_pretrained(tmp_path / folder)
     shutil.copy(tmp_path / "other" / decoder_file.FILE, tmp_path / "one")
-    with pytest.raises(ValueError, match=r"does not fit config.json: decoder\.\S+ is \(64") as error:
+    with pytest.raises(ValueError, match=r"config.json.*decoder\.\S+ ") as error:
         load(tmp_path / "one")
     assert "\n" not in str(error.value)
-    with pytest.raises(config.ConfigError, match=r"decoder.safetensors does not fit config.json: decoder/"):
+    with pytest.raises(config.ConfigError, match="decoder.safetensors.*config.json.*decoder/"):
         source.find_encoder(tmp_path / "one").read_params()
 
 
@@ -265,5 +265,5 @@ def test_an_older_transformers_says_so(copy_export, tmp_path, monkeypatch):
     folder = copy_export("mpnet", tmp_path / "folder")
     code = (folder / decoder_file.CODE).read_text()
     monkeypatch.setattr("transformers.__version__", "4.48.0")
-    with pytest.raises(ImportError, match=r"needs transformers 4\.51 or newer, and this is 4\.48\.0"):
+    with pytest.raises(ImportError, match=r"4\.51.*4\.48\.0"):
         exec(compile(code, decoder_file.CODE, "exec"), {"__name__": "modeling_mae_lm"})

@@ -161,7 +161,7 @@ def test_a_module_that_is_not_computed_is_refused_by_name_unless_a_pooling_is_na
 def test_weights_of_another_shape_than_stated_are_refused(make_folder):
     tensors = {"Dense": {"linear.weight": KERNEL, "linear.bias": BIAS}}
     loaded = maelm_jax.load_encoder(make_folder(ORDINARY | {"Dense": {"in_features": 32, "out_features": 9}}, tensors))
-    with pytest.raises(config.ConfigError, match=r"linear\.weight is \(8, 32\), expected \(9, 32\)"):
+    with pytest.raises(config.ConfigError, match=r"linear\.weight"):
         loaded.encode(TEXTS)
 
 

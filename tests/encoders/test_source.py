@@ -100,7 +100,7 @@ def test_the_head_of_a_stock_model_needs_a_tied_table(copy_export, tmp_path):
     change_tensors(folder, **{"lm_head.decoder.weight": table})
     assert "head/dense/kernel" in read_params(folder)
     change_tensors(folder, **{"lm_head.decoder.weight": table + 1})
-    with pytest.raises(config.ConfigError, match="tied"):
+    with pytest.raises(config.ConfigError, match="lm_head.decoder.weight"):
         read_params(folder)
 
 
@@ -140,12 +140,12 @@ def test_a_damaged_file_is_named(copy_export, tmp_path):
 
 def test_what_is_nothing_of_the_kind_is_one_line(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(config.ConfigError, match=r"notes: no such file or folder"):
+    with pytest.raises(config.ConfigError, match="notes"):
         source.find_encoder(tmp_path / "notes")
-    with pytest.raises(config.ConfigError, match="it holds notes.txt"):
+    with pytest.raises(config.ConfigError, match="notes.txt"):
         source.find_encoder(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mpnet"}))
-    with pytest.raises(config.ConfigError, match=r"no tokenizer\.json"):
+    with pytest.raises(config.ConfigError, match=r"tokenizer\.json"):
         source.find_encoder(tmp_path)
 
 
@@ -202,10 +202,10 @@ def test_a_vocabulary_of_another_run_is_refused(edited, tmp_path, vocabulary, ot
     run = edited("mpnet")
     shutil.rmtree(run / "vocabulary")
     other_vocabulary.save(run / "vocabulary")
-    with pytest.raises(config.ConfigError, match="contradicts the checkpoint: encoder/token_embedding"):
+    with pytest.raises(config.ConfigError, match="encoder/token_embedding"):
         write(run, tmp_path / "out")
     (run / "rows.json").write_text(json.dumps({"vocabulary": vocabulary.fingerprint}))
-    with pytest.raises(config.ConfigError, match="vocabulary is not the vocabulary that"):
+    with pytest.raises(config.ConfigError, match="vocabulary"):
         write(run, tmp_path / "out")
 
 
@@ -233,7 +233,7 @@ def test_a_tokenizer_that_contradicts_the_weights_is_refused(copy_export, tmp_pa
     (folder / "decoder.safetensors").unlink()  # it has 600 rows too
     change_config(folder, pad_token_id=1, vocab_size=590)
     change_tensors(folder, **{"embeddings.word_embeddings.weight": lambda table: table[:590]})
-    with pytest.raises(config.ConfigError, match="590 rows of tokens, but its vocabulary has 600 ids"):
+    with pytest.raises(config.ConfigError, match="590.*600"):
         read_params(folder)
 
 
@@ -345,7 +345,7 @@ def test_a_stock_folder_is_taken_over(copy_export, workdirs, tmp_path):
     params, fresh, unused = adoption.load_params(values, blank_params(adopted.model, 600), 600, str(folder))
     assert (fresh, unused) == (["decoder"], [])
     assert np.array_equal(np.asarray(params["encoder"]["token_embedding"])[:600], values["encoder/token_embedding"])
-    with pytest.raises(config.ConfigError, match=r"encoder/token_embedding is \(600, 32\), expected \(500, 32\)"):
+    with pytest.raises(config.ConfigError, match=r"encoder/token_embedding.*600.*500"):
         adoption.load_params(values, params, 500, "x")
 
 
@@ -385,7 +385,7 @@ def test_rows_longer_than_those_of_a_rotary_encoder_are_read_if_the_run_has_the_
     smaller = ["Encoder.max_positions=64", "Encoder.rotary_theta=5000.0"]
     model = adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], smaller), found).experiment.model
     assert (model.encoder.max_positions, model.encoder.rotary_theta) == (160, 10_000.0)
-    with pytest.raises(config.ConfigError, match="set Encoder.max_positions=256"):
+    with pytest.raises(config.ConfigError, match="Encoder.max_positions=256"):
         adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], [longer[0], "Run.init_from='there'"]), found)
 
 
@@ -419,7 +419,7 @@ def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_ov
     settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{found.path}'"]
     fitting, other = (gin_files.load(["continue.gin"], [*settings, f"Decoder.width={width}"]) for width in (24, 20))
     assert adoption.adopt_settings(fitting, found).experiment.model.decoder.width == 24
-    with pytest.raises(config.ConfigError, match="Decoder.width 20 is not a multiple of the encoder's head size 8"):
+    with pytest.raises(config.ConfigError, match="Decoder.width 20"):
         adoption.adopt_settings(other, found)
 
 

@@ -82,7 +82,7 @@ def test_only_the_blobs_of_the_hub_s_cache_are_outside_and_read(home, tmp_path, 
         (blobs / ".bashrc").touch()
     (snapshot / "1_Pooling" / "config.json").symlink_to("../../../blobs/.bashrc")
     if blobs_are_a_link:
-        with pytest.raises(config.ConfigError, match="leads out"):
+        with pytest.raises(config.ConfigError, match="1_Pooling/config.json"):
             storage.inside(snapshot, "1_Pooling/config.json")
     else:
         assert storage.inside(snapshot, "1_Pooling/config.json").name == "1_Pooling/config.json"
@@ -172,7 +172,7 @@ def test_the_index_of_weights_names_files_of_the_folder_only(tmp_path, name):
     index.write_text(json.dumps({"weight_map": {"a": "part.safetensors"}}))
     assert set(weight_files.read_folder(tmp_path / "in")) == {"a"}
     index.write_text(json.dumps({"weight_map": {"a": name.format(tmp=tmp_path)}}))
-    with pytest.raises(config.ConfigError, match="of it|leads out|pipe"):
+    with pytest.raises(config.ConfigError):
         weight_files.read_folder(tmp_path / "in")
 
 
@@ -335,7 +335,7 @@ def test_a_table_names_models_in_its_folder_only(tmp_path):
     assert predict.find_models(Workdir(tmp_path), None) == [Workdir(tmp_path / "rte" / "seed-1")]
     for model in ("../other", "/etc"):
         write(model)
-        with pytest.raises(config.ConfigError, match="outside"):
+        with pytest.raises(config.ConfigError, match=model):
             predict.find_models(Workdir(tmp_path), None)
 
 

@@ -100,7 +100,7 @@ def test_a_character_map_of_ones_own_is_refused(tmp_path):
     (tmp_path / "rules.tsv").write_text("41 42\t63\n61 301\t65\n")  # AB becomes c
     lines = [line for topic in topics.topics.values() for line in topic.split("\n")]
     other = train_sentencepiece(lines, model_type="bpe", vocab_size=700, normalization_rule_tsv=str(tmp_path / "rules.tsv"))
-    with pytest.raises(tokenizer.NoEqual, match="character map"):
+    with pytest.raises(tokenizer.NoEqual):
         tokenizer.build(other, MPNET.pair)
 
 

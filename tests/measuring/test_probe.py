@@ -44,6 +44,6 @@ def test_what_the_words_say_is_read_from_every_layer(uninterrupted, task, tmp_pa
 
 def test_a_folder_without_classes_is_refused(uninterrupted, task, tmp_path):
     (tmp_path / "STS-B").mkdir()
-    for flags, message in (([f"--probe={tmp_path / 'STS-B'}"], "folder of GLUE"), ([f"--probe={task}", "--text=x"], "--probe goes without")):
+    for flags, message in (([f"--probe={tmp_path / 'STS-B'}"], "STS-B"), ([f"--probe={task}", "--text=x"], "--probe")):
         with pytest.raises(config.ConfigError, match=message):
             evaluate.main([f"--models={uninterrupted}", *flags])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files
+from maelm_jax.data import prepare
 from maelm_jax.measuring import runs
 from maelm_jax.training import run_rows
 from maelm_jax.training.workdir import Workdir
@@ -64,7 +65,7 @@ def test_of_many_heldout_rows_only_some_are_read(monkeypatch):
         counts.append(count)
         return store[:count]
 
-    recorded = types.SimpleNamespace(split=lambda name: {"a": store}, rates={"a": 1.0})
+    recorded = prepare.Prepared({"a": {"heldout": store}}, {"sources": {"a": {"rate": 1.0}}})
     monkeypatch.setattr(run_rows, "open_recorded", lambda *_: recorded)
     monkeypatch.setattr(runs.batches, "read_heldout", heldout)
     run = opened("a", "SEQUENCE_LENGTH=8", "Encoder.width=4", "Encoder.heads=1")

@@ -14,6 +14,8 @@ from maelm_jax import config
 from maelm_jax.model import loss, maelm, masking, model_inputs
 from maelm_jax.model.kernels.backends import Target
 
+pytestmark = pytest.mark.long
+
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99, continues_word=(False,) * 100)
 LENGTH = 32
 TINY = {

@@ -16,6 +16,8 @@ from maelm_jax.pretraining import start as starts
 from maelm_jax.training import checkpoint, metrics, optimizers, run_rows, sharding, step
 from maelm_jax.training.workdir import Parent, Workdir
 
+pytestmark = pytest.mark.long
+
 DECAY = ["--gin.Optimizer.schedule=decay", "--gin.TRAIN_STEPS=12", "--gin.Run.rank_every=0"]
 
 
@@ -114,7 +116,7 @@ def test_a_run_that_does_not_fit_is_refused_before_text_is_read(text, uninterrup
 def test_a_run_that_is_still_running_is_continued_from_a_step_that_it_has_written(uninterrupted, tmp_path):
     parent = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "parent"))
     with Workdir(parent).locked():
-        with pytest.raises(config.ConfigError, match=f"{parent} is still running"):
+        with pytest.raises(config.ConfigError, match=str(parent)):
             starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}'"), Workdir(tmp_path / "run"))
         found = starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), Workdir(tmp_path / "run"))
     assert found.parent.step == 20
@@ -125,7 +127,7 @@ def test_a_run_that_is_still_running_is_continued_from_a_step_that_it_has_writte
 def test_a_damaged_checkpoint_is_not_continued(uninterrupted, tmp_path):
     parent = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "parent"))
     checkpoint_folders.flip(checkpoint_folders.largest_file(parent / "checkpoints" / "20"), 999)
-    with pytest.raises(checkpoint.Damaged, match="checkpoints/20 is damaged"):
+    with pytest.raises(checkpoint.Damaged, match="checkpoints/20"):
         starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), Workdir(tmp_path / "run"))
 
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
-import types
 
 import checkpoint_folders
 import numpy as np
 import pytest
+from testing import english
 
 from maelm_jax import config, gin_files, train
+from maelm_jax.data import prepare, vocabulary_training
 from maelm_jax.encoders import source
 from maelm_jax.pretraining import run, start
 from maelm_jax.training.workdir import Workdir
@@ -32,7 +33,7 @@ def begun(tmp_path, monkeypatch):
 
 def test_a_run_that_began_from_another_source_is_refused(tmp_path, begun):
     begun(settings("enc"))
-    with pytest.raises(config.ConfigError, match="holds a run with Run.init_from=enc, not other"):
+    with pytest.raises(config.ConfigError, match="Run.init_from=enc.*other"):
         start.find_starting_point(settings("other"), Workdir(tmp_path))
 
 
@@ -69,7 +70,7 @@ def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path, mo
     weights = source.EncoderSource("weights.pt", "a checkpoint", found, config.Decoder(), config.Objective(), None, 512, dict)
     monkeypatch.setattr(source, "find_encoder", lambda path: weights)
     bindings = ["Run.init_from='weights.pt'", "TEXT_FILES='*.txt'", "SEQUENCE_LENGTH=64"]
-    with pytest.raises(config.ConfigError, match="has no vocabulary, .* name its file with --gin.Vocabulary.file"):
+    with pytest.raises(config.ConfigError, match="--gin.Vocabulary.file"):
         start.find_starting_point(gin_files.load(["base.gin"], bindings), Workdir(tmp_path))
     named = gin_files.load(["base.gin"], [*bindings, "Vocabulary.file='my_encoder'"])
     assert start.find_starting_point(named, Workdir(tmp_path)).encoder is weights
@@ -82,27 +83,31 @@ def test_a_resumed_run_draws_no_fresh_state(tmp_path):
     load = functools.partial(start.load_state, workdir=Workdir(tmp_path), shapes=checkpoint_folders.state_of(0), create_fresh=None, vocabulary_size=9)
     starting = load(found)
     assert starting.step == 3 and checkpoint_folders.equal(starting.state, checkpoint_folders.state_of(3)) and starting.has_head
-    with pytest.raises(config.ConfigError, match="Run.train_steps=2 is below the 3 steps"):
+    with pytest.raises(config.ConfigError, match="Run.train_steps=2"):
         load(start.StartingPoint(gin_files.load(["tiny.gin"], ["TRAIN_STEPS=2"])))
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return vocabulary_training.train(english(), config.Vocabulary(size=400))
 
 
 @pytest.mark.parametrize(
     "binding,message",
     [
-        ("Mesh.tensor=3", "Encoder.heads=4 is not divisible by Mesh.tensor=3"),
-        ("Mesh.data=5", "does not equal the 3 devices"),
-        ("BATCH_SIZE=8", "Run.batch_size=8 .* is not divisible by 3 devices"),
-        ("Compute.attention_backend='cudnn'", "Compute.attention_backend='cudnn' cannot compute this attention"),
-        ("Run.init_from='nowhere'", "nowhere: no such file or folder"),
-        ("Run.continue_from='nowhere@4'", "there is no run nowhere"),
+        ("Mesh.tensor=3", "Encoder.heads=4.*Mesh.tensor=3"),
+        ("Mesh.data=5", "Mesh"),
+        ("BATCH_SIZE=8", "Run.batch_size=8"),
+        ("Compute.attention_backend='cudnn'", "Compute.attention_backend='cudnn'"),
+        ("Run.init_from='nowhere'", "nowhere"),
+        ("Run.continue_from='nowhere@4'", "nowhere"),
     ],
 )
-def test_what_cannot_run_is_refused_before_text_is_read_and_leaves_nothing(tmp_path, monkeypatch, binding, message):
+def test_what_cannot_run_is_refused_before_text_is_read_and_leaves_nothing(tmp_path, monkeypatch, vocabulary, binding, message):
     """On three devices."""
     from testing import only_devices
 
     only_devices(monkeypatch, 3)
-    vocabulary = types.SimpleNamespace(size=400, special=config.SpecialIds.of_size(400))
     monkeypatch.setattr(start.vocabulary_training, "vocabulary_for", lambda *_: vocabulary)
     monkeypatch.setattr(run.run_rows, "choose_rows", lambda *_: pytest.fail("text is read"))
     with pytest.raises(config.ConfigError, match=message):
@@ -124,7 +129,7 @@ def test_batches_begin_behind_the_rows_that_are_read():
 
     experiment = gin_files.load(["tiny.gin"], ["BATCH_SIZE=4"])
     mesh = run.sharding.make_mesh(config.Mesh(data=1, fsdp=1, tensor=8))
-    rows = types.SimpleNamespace(split=lambda name: {"a": Table()}, rates={"a": 1.0})
+    rows = prepare.Prepared({"a": {"train": Table()}}, {"sources": {"a": {"rate": 1.0}}})
     whole, rest = (run.make_batches(experiment, rows, mesh, first) for first in (0, 12))
     for number in range(5):
         np.testing.assert_array_equal(whole(number + 3), rest(number))

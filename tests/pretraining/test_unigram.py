@@ -48,5 +48,5 @@ def test_its_loss_is_that_of_predicting_every_text_token_by_its_frequency():
     assert found.loss(np.array([[0, 1, 3], [0, 3, 3]])) == pytest.approx((np.log(2) + np.log(4) + np.log(2)) / 3)
     bias = found.head_bias(6)
     np.testing.assert_allclose(bias, [np.log(0.5), np.log(0.25), np.log(0.25), np.log(0.25), 0, 0])
-    with pytest.raises(config.ConfigError, match="no token of the held-out rows can be masked"):
+    with pytest.raises(config.ConfigError):
         found.loss(np.array([[3, 3]]))

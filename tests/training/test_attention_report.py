@@ -52,7 +52,7 @@ def test_evaluations_at_another_mask_rate_are_checked_and_described_too(mesh):
     whole = dataclasses.replace(experiment(**model), corpus=config.Corpus(sequence_length=64), objective=objective_of(rate=0.25))
     assert len(attention_report.describe_run(whole, mesh)) == 1
     other = dataclasses.replace(whole, objective=objective_of(rate=0.25, heldout_rate=0.15))
-    with pytest.raises(config.ConfigError, match="10 queries or 56 keys are not a multiple of 8"):
+    with pytest.raises(config.ConfigError, match="10.*56"):
         attention_report.describe_run(other, mesh)
     by_choice = dataclasses.replace(other, compute=config.Compute())
     assert len(attention_report.describe_run(by_choice, mesh)) == 1

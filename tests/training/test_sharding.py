@@ -26,5 +26,5 @@ def test_a_tensor_axis_that_does_not_divide_the_token_table_is_refused(size):
 @pytest.mark.parametrize("path", [("encoder", "gate"), ("adapter", "kernel")], ids="/".join)
 def test_a_parameter_without_a_rule_is_named(path):
     shapes = {path[0]: {path[1]: jax.ShapeDtypeStruct((4, 4), jnp.float32)}, "count": jax.ShapeDtypeStruct((), jnp.int32)}
-    with pytest.raises(config.RunError, match=f"the parameter {'/'.join(path)} matches 0 sharding rules. Give it exactly one in RULES of"):
+    with pytest.raises(config.RunError, match="/".join(path)):
         sharding.shardings_of(shapes, mesh_of(1, 1, 1))

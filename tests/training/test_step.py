@@ -13,6 +13,8 @@ from maelm_jax.model import keys
 from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import optimizers, sharding, step
 
+pytestmark = pytest.mark.long
+
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 LENGTH, ROWS = 32, 16
 MODEL = model_of(layers=2, width=32, heads=4, feed_forward=64, decoder_layers=1, max_positions=LENGTH, init_std=0.1)

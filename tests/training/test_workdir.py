@@ -87,7 +87,7 @@ def test_of_two_processes_one_holds_the_workdir_until_it_ends(tmp_path, monkeypa
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n" and Workdir(workdir).is_running
         monkeypatch.setattr(workdirs, "PATIENCE", 0.0)
-        with pytest.raises(config.ConfigError, match=rf"run is in use by process {holder.pid} on \S+ since 20"), Workdir(workdir).locked():
+        with pytest.raises(config.ConfigError, match=rf"run .*\b{holder.pid}\b"), Workdir(workdir).locked():
             pass
         monkeypatch.setattr(workdirs, "PATIENCE", 120.0)
         holder.stdin.close()
@@ -143,7 +143,7 @@ def test_other_settings_are_refused_and_free_ones_are_listed(tmp_path):
     start.check_settings(Workdir(tmp_path), experiment)
     assert Workdir(tmp_path).changes_since_last_start(experiment) == []
     (tmp_path / "config.gin").write_text(gin_files.render(experiment))
-    with pytest.raises(config.ConfigError, match=r"other settings \(Run.batch_size: 32 -> 16\)"):
+    with pytest.raises(config.ConfigError, match="Run.batch_size: 32 -> 16"):
         start.check_settings(Workdir(tmp_path), gin_files.load(["tiny.gin"], ["BATCH_SIZE=16"]))
     free = gin_files.load(["tiny.gin"], ["TRAIN_STEPS=700", "Run.accumulate=2"])
     start.check_settings(Workdir(tmp_path), free)
