@@ -85,10 +85,12 @@ def test_killed_stopped_and_resumed_by_another_number_of_processes_is_the_run_of
 @pytest.mark.slow
 def test_two_processes_start_from_another_run(text, uninterrupted, tmp_path):
     """Finding the run must not wake JAX's devices: the processes have not met by then."""
-    two = Processes(text, tmp_path, 2, f"--gin.Run.init_from={uninterrupted}", "--gin.TRAIN_STEPS=3")
+    by_minutes = ["--gin.Run.checkpoint_minutes=0.0001", "--gin.Run.log_every=2"]  # the clocks are asked after step 2
+    two = Processes(text, tmp_path, 2, f"--gin.Run.init_from={uninterrupted}", "--gin.TRAIN_STEPS=3", *by_minutes)
     status, said, errors = two.wait()
     assert status == [0, 0] and f"starting from {uninterrupted} (workdir); with fresh weights: nothing" in said[0], errors
-    assert [line["step"] for line in steps_of(tmp_path)] == [1, 2, 3], said
+    assert [line["step"] for line in steps_of(tmp_path)] == [2, 3], said
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "3"]
     assert metrics(tmp_path)[0]["loss"] < metrics(uninterrupted)[0]["loss"] - 0.1, "it starts from trained weights"
 
 

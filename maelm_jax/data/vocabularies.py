@@ -38,6 +38,10 @@ MOST_IDS_PER_PIECE = 2  # of a tokenizer.json, which may leave ids unused
 SPECIAL = frozenset(itertools.chain(*NAMES.values()))
 # Beside the files of a saved vocabulary: their SHA-256, as sha256sum writes it.
 CHECKSUMS = "vocabulary.sha256"
+# The names that the scripts of the published code give to a SentencePiece model and to fairseq's
+# dictionary of its pieces, which decides the ids.
+PUBLISHED_MODEL, DICTIONARY = "sp.model", "dict.txt"
+PADDING_WORD = re.compile(r"madeupword\d{4}")  # fairseq fills a dictionary up with them
 # A vocabulary must encode the first text, and say where each character of the second is.
 TRIAL = "Text, \N{GREEK SMALL LETTER ALPHA}\N{BRAIN}\N{PRIVATE USE ONE} 1"
 OFFSETS_TRIAL = "I saw a big cabinet (in October 1973), 5 . Y"
@@ -435,13 +439,16 @@ def load(path: str | os.PathLike) -> Vocabulary:
     A file can be in a bucket. Raises ConfigError if the vocabulary does not work.
     """
     path = os.path.expanduser(path)
+    dictionary = None
     if os.path.isdir(path):
-        files = files_in(path)
+        published = storage.inside(path, PUBLISHED_MODEL).path
+        files = files_in(path) or ([published] if published.is_file() else [])
         if not files:
             raise config.ConfigError(
-                f"{path} holds neither {SentencePieceVocabulary.FILE} nor "
+                f"{path} holds neither {SentencePieceVocabulary.FILE} ({PUBLISHED_MODEL}) nor "
                 f"{TokenizerJsonVocabulary.FILE}. Name a folder or a file with a vocabulary"
             )
+        dictionary = storage.inside(path, DICTIONARY).path
         path = files[0]
     if not storage.exists(path):
         raise config.ConfigError(
@@ -453,10 +460,12 @@ def load(path: str | os.PathLike) -> Vocabulary:
     content = storage.read_bytes(path)
     _verify(path, content)
     try:
+        if dictionary and dictionary.is_file() and kind is SentencePieceVocabulary:
+            content = _in_order_of(dictionary, content)
         vocabulary = kind(content)
         _try_out(vocabulary)
         return vocabulary
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, config.ConfigError):
         raise
     except BaseException as error:
         # protobuf and sentencepiece raise their own types. tokenizers raises Exception, and its
@@ -465,6 +474,56 @@ def load(path: str | os.PathLike) -> Vocabulary:
         raise config.ConfigError(
             f"{path} cannot be read as {kind.FILE}: {reason}. Correct it, or name another one"
         ) from error
+
+
+def _in_order_of(dictionary: pathlib.Path, content: bytes) -> bytes:
+    """Returns a SentencePiece model whose ids are those of fairseq's dictionary of its pieces.
+
+    fairseq puts `<s> <pad> </s> <unk>` first, then the words of dict.txt, one a line with a count
+    or without, and `<mask>` last. A model cuts text by the scores of its pieces, whose order has no
+    effect.
+
+    Raises:
+        ConfigError: A word is no piece of the model, or a piece of text is no word.
+    """
+    proto = sentencepiece_model_pb2.ModelProto.FromString(content)
+    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+    key_of = {name: key for key, names in NAMES.items() for name in names}
+    pieces = {}
+    for piece in proto.pieces:
+        key = "unk" if piece.type == kinds.UNKNOWN else key_of.get(piece.piece, piece.piece)
+        pieces[key] = piece
+    first, last = ("bos", "pad", "eos", "unk"), "mask"
+    with storage.reading(dictionary):
+        lines = dictionary.read_text(encoding="utf-8").split("\n")
+    words = [re.sub(r" \d+( #fairseq:overwrite)?$", "", line) for line in lines if line]
+    keys = [key_of.get(word, word) for word in words]
+    ordered = []
+    for key in dict.fromkeys((*first, *keys, last)):
+        piece = pieces.get(key)
+        if piece is None and key in NAMES:
+            piece = kinds(piece=NAMES[key][0], type=kinds.CONTROL)
+        elif piece is None and PADDING_WORD.fullmatch(key):
+            piece = kinds(piece=key, type=kinds.UNUSED)
+        elif piece is None:
+            raise config.ConfigError(
+                f"{dictionary}: {key!r} is no piece of the SentencePiece model beside it. Take "
+                "both files of one checkpoint"
+            )
+        ordered.append(piece)
+    missing = pieces.keys() - {*first, *keys, last}
+    unread = sorted(key for key in missing if pieces[key].type not in (kinds.CONTROL, kinds.UNUSED))
+    if unread:
+        raise config.ConfigError(
+            f"{dictionary} lacks {len(unread)} pieces of the SentencePiece model beside it, as "
+            f"{unread[0]!r}. Take both files of one checkpoint"
+        )
+    ordered = [kinds.FromString(piece.SerializeToString()) for piece in ordered]
+    del proto.pieces[:]
+    proto.pieces.extend(ordered)
+    spec = proto.trainer_spec
+    spec.bos_id, spec.pad_id, spec.eos_id, spec.unk_id = range(4)
+    return proto.SerializeToString(deterministic=True)
 
 
 def _try_out(vocabulary: Vocabulary):

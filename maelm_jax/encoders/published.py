@@ -96,7 +96,8 @@ def check_special_ids(special: config.SpecialIds, size: int, vocabulary: str):
     if ids != published:
         raise config.ConfigError(
             f"{vocabulary}: its special ids are {ids}, which the published code changes to "
-            f"{published} by its dict.txt; give a vocabulary with those ids"
+            f"{published} by its dict.txt. Put that file beside the vocabulary, or give one with "
+            "those ids"
         )
 
 

@@ -1,13 +1,17 @@
 """Vocabularies: ids in their places, text that comes back, special tokens, words, sentences, offsets."""
 
 import copy
+import dataclasses
+import io
 import json
 import os
 import pickle
 
 import pytest
+import sentencepiece
 import tokenizers
 from sentencepiece import sentencepiece_model_pb2
+from testing import english
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from maelm_jax import config
@@ -310,3 +314,58 @@ def test_a_panic_of_the_library_is_one_line(content, tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     monkeypatch.setattr(vocabularies.TokenizerJsonVocabulary, "__init__", panic)
     assert "index out of bounds at line 3" in refused(tmp_path / "tokenizer.json")
+
+
+# The two files of the published scripts.
+
+
+@pytest.fixture(scope="module")
+def published_model() -> bytes:
+    """A SentencePiece model as its own trainer makes it: <unk> 0, <s> 1, </s> 2, and neither <pad> nor <mask>."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(english()), model_writer=model, vocab_size=400, model_type="unigram", hard_vocab_limit=False, minloglevel=2
+    )
+    return model.getvalue()
+
+
+def fairseq_ids(words: list[str]) -> dict[str, int]:
+    """The ids that fairseq's dictionary gives to the words of its file."""
+    names = {"<s>": "[CLS]", "<pad>": "[PAD]", "</s>": "[SEP]", "<unk>": "[UNK]", "<mask>": "[MASK]"}
+    symbols = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", *words, "[MASK]"]
+    return {word: number for number, word in enumerate(dict.fromkeys(names.get(symbol, symbol) for symbol in symbols))}
+
+
+@pytest.mark.parametrize("name", ["sp.model", "sentencepiece.model"])
+@pytest.mark.parametrize("order", ["of the model", "with counts, filled up", "another"])
+def test_ids_are_those_of_the_dictionary_beside_the_model(published_model, tmp_path, name, order):
+    model = sentencepiece.SentencePieceProcessor(model_proto=published_model)
+    words = [model.id_to_piece(number) for number in range(len(model))]
+    lines = list(words)
+    if order == "another":
+        lines = lines[:3] + lines[:2:-1]
+    elif order != "of the model":
+        words = lines = [*words[3:], "madeupword0000"]
+        lines = [f"{word} {len(lines) - number}" for number, word in enumerate(lines)]
+    (tmp_path / name).write_bytes(published_model)
+    (tmp_path / "dict.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    vocabulary = vocabularies.load(tmp_path)
+    ids = fairseq_ids([line.rsplit(" ", 1)[0] for line in lines])
+    assert vocabulary.size == len(ids) and dataclasses.astuple(vocabulary.special)[:5] == (0, 1, 2, 3, len(ids) - 1)
+    for text in english()[:20]:
+        expected = [ids.get(piece, ids["[UNK]"]) for piece in model.encode(text, out_type=str)]
+        assert vocabulary.encode(text) == expected
+    again = vocabularies.load(vocabulary.save(tmp_path / "saved"))
+    assert again.fingerprint == vocabulary.fingerprint
+
+
+@pytest.mark.parametrize("change", ["a word more", "a word less"])
+def test_a_dictionary_of_another_model_is_refused(published_model, tmp_path, change):
+    model = sentencepiece.SentencePieceProcessor(model_proto=published_model)
+    words = [model.id_to_piece(number) for number in range(len(model))]
+    words = [*words, "zzzz"] if change == "a word more" else words[:-1]
+    (tmp_path / "sp.model").write_bytes(published_model)
+    (tmp_path / "dict.txt").write_text("\n".join(words), encoding="utf-8")
+    with pytest.raises(config.ConfigError, match=r"dict\.txt.*one checkpoint") as caught:
+        vocabularies.load(tmp_path)
+    assert "\n" not in str(caught.value)

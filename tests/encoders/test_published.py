@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -32,6 +33,18 @@ def test_an_export_in_the_published_layout_comes_in_as_it_was(published_folders,
     original, imported = (source.find_encoder(folders[name]).read_params() for folders in (workdirs, published_folders))
     assert imported.keys() == original.keys()
     assert all(np.array_equal(imported[path], original[path]) for path in original)
+
+
+def test_a_checkpoint_is_read_with_the_names_of_the_published_scripts(published_folders, tmp_path):
+    folder = shutil.copytree(published_folders["reference"], tmp_path / "published")
+    expected = source.find_encoder(folder)
+    (folder / "vocabulary.sha256").unlink(missing_ok=True)
+    (folder / "sentencepiece.model").rename(folder / "sp.model")
+    pieces = expected.loaded_vocabulary.pieces
+    (folder / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in pieces[4:-1]), encoding="utf-8")
+    found = source.find_encoder(folder)
+    assert found.loaded_vocabulary.pieces == pieces
+    assert np.array_equal(found.read_params()["encoder/token_embedding"], expected.read_params()["encoder/token_embedding"])
 
 
 def test_the_config_that_the_message_names_makes_any_run_exportable(make_workdir, tmp_path):
