@@ -61,7 +61,7 @@ def test_gelu_new_comes_in_and_goes_out(copy_stock, stock_name, tmp_path, vocabu
     content = json.loads((folder / "config.json").read_text())
     name = "hidden_activation" if stock_name == "modernbert" else "hidden_act"
     (folder / "config.json").write_text(json.dumps(content | {name: "gelu_new"}))
-    assert np.abs(compare_states(folder, vocabulary) - before).max() > 1e-4 * np.abs(before).max(), "it is another function"
+    assert np.abs(compare_states(folder, vocabulary) - before).max() > 3e-5 * np.abs(before).max(), "it is another function"
     maelm_jax.load_encoder(folder).save_pretrained(out)
     assert json.loads((out / "config.json").read_text())[name] == "gelu_new"
     ids = torch.tensor(padded_ids(verify.sample_texts()[:4], vocabulary, 40)).long()
