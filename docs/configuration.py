@@ -51,6 +51,8 @@ def describe_values(schema: dict) -> str:
         return " or ".join(map(describe_values, choices))
     if choices := schema.get("enum", [schema["const"]] if "const" in schema else None):
         return ", ".join(f"`{choice!r}`" for choice in choices)
+    if "pattern" in schema:
+        return "`module:function`"
     words = {"null": "None", "string": "text", "object": "a dict", "array": "a list"}
     bounds = {
         "minimum": "at least",

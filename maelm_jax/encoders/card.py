@@ -323,6 +323,8 @@ def _describe_objective(experiment: config.Experiment) -> str:
         layers = experiment.decoder.layers
         decoder = f". A decoder of {layers} layer{'s' * (layers > 1)} puts [MASK] back"
     unit = "" if masking.unit == "token" else f" in whole {masking.unit}s"
+    if masking.strategy:
+        unit += f" as `{masking.strategy}` says"
     return f"{objective.title}: {masking.rate:.0%} of the tokens are masked{unit}. {reads}{decoder}"
 
 

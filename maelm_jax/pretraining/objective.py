@@ -20,11 +20,17 @@ from maelm_jax.training import optimizers, sharding, step
 
 
 def create(
-    experiment: config.Experiment, vocabulary_size: int, special: config.SpecialIds
+    experiment: config.Experiment,
+    vocabulary_size: int,
+    special: config.SpecialIds,
+    strategy: masking.Strategy | None = None,
 ) -> "MaskedTokens":
-    """Returns the objective of an experiment."""
+    """Returns the objective of an experiment. `strategy` is that of `Masking.strategy`, if loaded.
+
+    What reads a run leaves it out, and masks all tokens alike.
+    """
     definition = maelm.create(experiment.model, vocabulary_size, special)
-    return MaskedTokens(experiment, vocabulary_size, special, definition)
+    return MaskedTokens(experiment, vocabulary_size, special, definition, strategy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +45,7 @@ class MaskedTokens:
     vocabulary_size: int
     special: config.SpecialIds
     definition: maelm.Definition
+    strategy: masking.Strategy | None = None
 
     @property
     def description(self) -> str:
@@ -68,7 +75,7 @@ class MaskedTokens:
         mask_key, dropout_key = jax.random.split(key)
         mask_keys = keys.make_row_keys(mask_key, row_numbers)
         dropout_keys = keys.make_row_keys(dropout_key, row_numbers) if train else None
-        inputs = masking.draw(mask_keys, rows, settings, sizes, self.special)
+        inputs = masking.draw(mask_keys, rows, settings, sizes, self.special, self.strategy)
         network = maelm.apply(self.definition.graph, params)
         prediction = network.predict(inputs, dropout_keys)
         return loss.masked_cross_entropy(prediction, inputs)
