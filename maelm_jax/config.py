@@ -237,9 +237,10 @@ class Vocabulary(Settings):
 class Corpus(Settings):
     """Where text comes from and how it is cut into rows."""
 
-    sources: dict[Text, Above0] = setting(
+    sources: dict[Text, Above0 | typing.Literal["all"]] = setting(
         lambda: {"installed_docs": 1.0},
-        "Rate of each source: `installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`.",
+        "Share of the rows by source: `installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`. "
+        "'all' for each of them reads every row once an epoch.",
     )
     text_files: Text | None = setting(
         None, "Glob of text files (docs/data.md). It replaces `sources`."
@@ -276,6 +277,10 @@ class Corpus(Settings):
 
     def check(self):
         self.require(len(self.sources) > 0, "sources must name at least one source")
+        whole = [rate == "all" for rate in self.sources.values()]
+        self.require(
+            all(whole) or not any(whole), "sources: give 'all' to every source, or to none of them"
+        )
         self.require(len(self.listed("text_field")) > 0, "text_field must name a field")
         known = {*self.rates, f"files:{self.heldout_files}"}
         for source in self.documents:
@@ -303,9 +308,20 @@ class Corpus(Settings):
         return 0.005 if self.heldout_fraction is None else self.heldout_fraction
 
     @property
+    def reads_all(self) -> bool:
+        """Whether each source has as many rows of an epoch as there are ('all')."""
+        return not self.text_files and "all" in self.sources.values()
+
+    @property
     def rates(self) -> dict[str, float]:
-        """{source: expected share of the rows of a batch}, summing to 1."""
+        """{source: expected share of the rows of a batch}, summing to 1.
+
+        The shares are equal if the sources are read whole (`reads_all`), until their rows are
+        prepared (`prepare.Prepared.rates`).
+        """
         sources = {f"files:{self.text_files}": 1.0} if self.text_files else self.sources
+        if self.reads_all:
+            sources = dict.fromkeys(sources, 1.0)
         total = sum(sources.values())
         return {source: rate / total for source, rate in sources.items()}
 
