@@ -314,6 +314,18 @@ def test_the_settings_of_pretraining_do_not_reach_fine_tuning(pretrained, tmp_pa
     assert (one.mesh, one.run.accumulate, one.run.log_to) == (another.mesh, another.run.accumulate, another.run.log_to)
 
 
+def test_a_logger_that_is_missing_or_named_by_a_record_is_refused(pretrained, data_dir, tmp_path):
+    where = [f"DATA_DIR={data_dir}"]
+    with pytest.raises(config.ConfigError, match="no_such_module_here"):
+        grid.plan([str(pretrained)], ["finetune/rte.gin"], [*where, "Run.log_to=no_such_module_here:f"])
+    shutil.copytree(pretrained, tmp_path / "run")
+    with (tmp_path / "run" / "config.gin").open("a") as file:
+        file.write("Run.log_to = 'no_such_module_here:f'\n")
+    with pytest.raises(config.ConfigError, match="record"):
+        grid.plan([str(pretrained)], [str(tmp_path / "run" / "config.gin"), "finetune/rte.gin"], where)
+    assert grid.plan([str(tmp_path / "run")], ["finetune/rte.gin"], where)[0].experiment.run.log_to == "tensorboard"
+
+
 def test_encoders_of_one_name_are_called_by_their_paths(pretrained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("runs/tiny", "old/tiny", "x"):
