@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from testing import ROOT, call, metrics, objective_of, training
+from testing import LITTLE, ROOT, call, experiment_of, metrics, objective_of, training
 
 from maelm_jax import config, gin_files
 from maelm_jax.model import masking
+from maelm_jax.pretraining import objective as objectives
 from maelm_jax.pretraining import run
 from maelm_jax.training import optimizers
 
@@ -307,3 +308,20 @@ def test_the_page_is_right(tmp_path, monkeypatch):
     lines.write(3, {"loss": 6.5})
     lines.close()
     assert (tmp_path / "lines.txt").read_text() == "3 {'loss': 6.5}\n"
+
+
+@pytest.mark.parametrize("is_evaluated", [False, True])
+def test_the_loss_and_the_held_out_loss_are_of_what_the_strategy_masks(is_evaluated):
+    masks = config.Masking(rate=0.25, strategy="some:function")
+    experiment = experiment_of(LITTLE, objective=config.Objective(masking=masks), corpus=config.Corpus(sequence_length=16))
+    ids = jnp.asarray([[0, 5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8, 9, 10, 11, 2]] * 2, jnp.int32)
+
+    def count(function) -> float:
+        strategy = masking.bind_strategy(function, masks, TOKENS, 16)
+        objective = objectives.create(experiment, 100, SPECIAL, strategy=strategy)
+        objective = objective.evaluated() if is_evaluated else objective
+        params = jax.jit(objective.init)(jax.random.key(0))
+        return float(jax.jit(lambda rows: objective.loss(params, rows, jnp.arange(2, dtype=jnp.uint32), jax.random.key(0), False).count)(ids))
+
+    assert count(lambda ids, segments, tokens: jnp.where(ids == 5, 1.0, 0.0)) == 4
+    assert count(lambda ids, segments, tokens: jnp.zeros_like(ids)) == 0
