@@ -179,10 +179,15 @@ def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arg
     return Arguments(args, bindings)
 
 
-def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command:
+def parse(
+    flags: argparse.ArgumentParser,
+    argv: typing.Sequence[str],
+    runs_modules: bool | tuple[str, ...] = True,
+) -> Command:
     """Parses `argv` and builds the settings. Without --gin_file, reads config.gin of the workdir.
 
-    Raises ConfigError if a flag, a gin file or a setting is wrong.
+    `runs_modules` says whether the command imports what settings name (`gin_files.load`). Raises
+    ConfigError if a flag, a gin file or a setting is wrong.
     """
     args, bindings = arguments(flags, argv)
     args.run = None
@@ -198,7 +203,7 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
             "tiny.gin"
         )
         args.gin_file, args.run = [str(args.workdir.settings_file)], args.workdir
-    experiment = gin_files.load(args.gin_file, bindings, runs_modules=True)
+    experiment = gin_files.load(args.gin_file, bindings, runs_modules=runs_modules)
     return Command(args, experiment)
 
 

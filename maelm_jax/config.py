@@ -26,6 +26,8 @@ Above0 = typing.Annotated[float, pydantic.Field(gt=0)]
 Share = typing.Annotated[float, pydantic.Field(ge=0, le=1)]
 ShareBelowOne = typing.Annotated[float, pydantic.Field(ge=0, lt=1)]
 Text = typing.Annotated[str, pydantic.Field(min_length=1)]
+# A function of the user's own, `module:function` (own_parts.py).
+OwnFunction = typing.Annotated[str, pydantic.Field(pattern=r"^[^\W\d][\w.]*:[^\W\d]\w*$")]
 Family = typing.Literal[
     "bert",
     "camembert",
@@ -116,6 +118,7 @@ def setting(
     free: bool = False,
     fits_weights: typing.Literal["same", "any", "larger"] = "same",
     idle_with: dict[str, typing.Any] | None = None,
+    names_code: bool = False,
     **limits,
 ):
     """Declares a field of a settings dataclass.
@@ -129,11 +132,19 @@ def setting(
         fits_weights: Of a setting of the encoder, with which values a run can go on from weights
             that exist: the same, any, or with rotary positions also a larger one.
         idle_with: {other setting of the section: value} with which this one has no effect.
+        names_code: Whether a value can name Python code of the user. gin_files.py takes no such
+            value from the record of a run.
         **limits: Limits of pydantic.Field: ge, gt, le, lt, multiple_of.
     """
     limits |= {"default_factory" if callable(default) else "default": default}
     extra = {"unit": unit, "free": free, "fits_weights": fits_weights, "idle_with": idle_with or {}}
+    extra["names_code"] = names_code
     return pydantic.Field(description=meaning, json_schema_extra=extra, **limits)
+
+
+def names_own_code(value: typing.Any) -> bool:
+    """Returns whether the value of a setting with `names_code` names Python code of the user."""
+    return bool(value) and (not isinstance(value, str) or ":" in value)
 
 
 def section(cls: type):
@@ -158,7 +169,10 @@ def declare(cls: type) -> type:
         except pydantic.ValidationError as error:
             first = error.errors(include_url=False)[0]
             name, value = first["loc"][0], str(first["input"])
-            message = f"{cls.__name__}.{name}: {first['msg']}, got {value[:80]!r}"
+            problem = first["msg"]
+            if first["type"] == "string_pattern_mismatch":
+                problem = "Input should be module:function"
+            message = f"{cls.__name__}.{name}: {problem}, got {value[:80]!r}"
             if name not in field_names(cls):
                 near = difflib.get_close_matches(name, field_names(cls), n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
@@ -224,9 +238,10 @@ class Vocabulary(Settings):
 class Corpus(Settings):
     """Where text comes from and how it is cut into rows."""
 
-    sources: dict[Text, Above0] = setting(
+    sources: dict[Text, Above0 | typing.Literal["all"]] = setting(
         lambda: {"installed_docs": 1.0},
-        "Rate of each source: `installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`.",
+        "Share of the rows by source: `installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`. "
+        "'all' for each of them reads every row once an epoch.",
     )
     text_files: Text | None = setting(
         None, "Glob of text files (docs/data.md). It replaces `sources`."
@@ -241,7 +256,9 @@ class Corpus(Settings):
         "What a document is, by source: so many consecutive rows of a table (a number), or the "
         "consecutive rows with one value in a column (its name). Else each row is one.",
     )
-    task_modules: tuple[Text, ...] = setting((), "Python modules that register `seqio:` names.")
+    task_modules: tuple[Text, ...] = setting(
+        (), "Python modules that register `seqio:` names.", names_code=True
+    )
     sequence_length: int = setting(512, "Length of a row.", "tokens", ge=8)
     heldout_fraction: float | None = setting(
         None,
@@ -261,6 +278,10 @@ class Corpus(Settings):
 
     def check(self):
         self.require(len(self.sources) > 0, "sources must name at least one source")
+        whole = [rate == "all" for rate in self.sources.values()]
+        self.require(
+            all(whole) or not any(whole), "sources: give 'all' to every source, or to none of them"
+        )
         self.require(len(self.listed("text_field")) > 0, "text_field must name a field")
         known = {*self.rates, f"files:{self.heldout_files}"}
         for source in self.documents:
@@ -288,9 +309,20 @@ class Corpus(Settings):
         return 0.005 if self.heldout_fraction is None else self.heldout_fraction
 
     @property
+    def reads_all(self) -> bool:
+        """Whether each source has as many rows of an epoch as there are ('all')."""
+        return not self.text_files and "all" in self.sources.values()
+
+    @property
     def rates(self) -> dict[str, float]:
-        """{source: expected share of the rows of a batch}, summing to 1."""
+        """{source: expected share of the rows of a batch}, summing to 1.
+
+        The shares are equal if the sources are read whole (`reads_all`), until their rows are
+        prepared (`prepare.Prepared.rates`).
+        """
         sources = {f"files:{self.text_files}": 1.0} if self.text_files else self.sources
+        if self.reads_all:
+            sources = dict.fromkeys(sources, 1.0)
         total = sum(sources.values())
         return {source: rate / total for source, rate in sources.items()}
 
@@ -321,6 +353,14 @@ class Masking(Settings):
         0.0,
         "Share of the masked positions in the encoder that keep their token (BERT: 0.1).",
     )
+    strategy: OwnFunction | None = setting(
+        None,
+        "Function of your own that says how likely a token is masked (docs/own_parts.md).",
+        names_code=True,
+    )
+    strategy_parameters: dict[Text, bool | int | float | Text] = setting(
+        dict, "Further arguments of `strategy`, by name."
+    )
     renumber: bool = setting(False, "True numbers only visible tokens: 0, 1, 2, ...")
     mask_special_tokens: bool = setting(False, "True masks `<s>` and `</s>` as well.")
 
@@ -329,6 +369,10 @@ class Masking(Settings):
         self.require(
             shares <= 1,
             f"random_fraction and keep_fraction must not exceed 1 together, got {shares}",
+        )
+        self.require(
+            self.strategy is not None or not self.strategy_parameters,
+            "strategy_parameters are arguments of Masking.strategy, which is None",
         )
 
 
@@ -745,11 +789,16 @@ class Optimizer(Settings):
         "Steps until the peak, at most those of the run.",
         "steps",
     )
-    schedule: typing.Literal["linear", "wsd", "decay"] = setting(
+    schedule: typing.Literal["linear", "cosine", "wsd", "decay"] | OwnFunction = setting(
         "linear",
-        "After the warm-up, the rate falls linearly to 0 over all other steps (`linear`) or "
-        "the last ones (`wsd`). `decay` falls from the rate of Run.continue_from to 0 as 1 - "
-        "sqrt(share of the steps done).",
+        "After the warm-up, the rate falls to 0 over all other steps, linearly (`linear`) or as "
+        "half a cosine wave (`cosine`), or linearly over the last ones (`wsd`). `decay` falls from "
+        "the rate of Run.continue_from to 0 as 1 - sqrt(share of the steps done). A function of "
+        "your own: docs/own_parts.md.",
+        names_code=True,
+    )
+    schedule_parameters: dict[Text, bool | int | float | Text] = setting(
+        dict, "Further arguments of a `schedule` of your own, by name."
     )
     decay_share: ShareBelowOne = setting(
         0.1, "With wsd, the share of all steps in which the rate falls."
@@ -762,6 +811,12 @@ class Optimizer(Settings):
         True, "False exempts biases and the scales of LayerNorms from the decay."
     )
     clip_norm: float = setting(2.0, "Largest norm of the gradient. 0 is no limit.", ge=0)
+
+    def check(self):
+        self.require(
+            names_own_code(self.schedule) or not self.schedule_parameters,
+            f"schedule_parameters are arguments of a function, and schedule={self.schedule!r}",
+        )
 
 
 @declare
@@ -803,6 +858,13 @@ class Run(Settings):
         "Run to go on from, with its optimiser: WORKDIR, or WORKDIR@STEP.",
     )
     log_every: Positive = setting(100, "Steps between lines of metrics.", "steps", free=True)
+    log_to: typing.Literal["tensorboard", "wandb"] | OwnFunction = setting(
+        "tensorboard",
+        "Where the values of metrics.jsonl also go: TensorBoard, Weights & Biases, or a writer of "
+        "your own (docs/own_parts.md).",
+        free=True,
+        names_code=True,
+    )
     eval_every: Positive = setting(5_000, "Steps between evaluations.", "steps", free=True)
     eval_rows: Positive = setting(4096, "Size of an evaluation, the same each time.", "rows")
     rank_every: Count = setting(
@@ -1025,6 +1087,11 @@ class Experiment:
             raise ConfigError(
                 f"Optimizer.kind = {self.optimizer.kind!r} works in pretraining only. Set 'adamw' "
                 "to fine-tune, or leave the finetune files out to pretrain"
+            )
+        if self.finetune is not None and names_own_code(self.optimizer.schedule):
+            raise ConfigError(
+                f"Optimizer.schedule={self.optimizer.schedule}: a function of your own works in "
+                "pretraining only. Set 'linear', 'cosine' or 'wsd' to fine-tune"
             )
         if self.optimizer.schedule == "decay" and not self.run.continue_from:
             raise ConfigError(

@@ -35,6 +35,14 @@ OLDER_NAMES = {
     "unigram_bias": "Init.unigram_bias",
 }
 
+# The settings that can name Python code of the user.
+CODE = tuple(
+    f"{cls.__name__}.{name}"
+    for cls in config.ALL_SECTIONS
+    for name in config.field_names(cls, names_code=True)
+)
+HELD_BACK = "<named by a record>"  # the value of such a setting until somebody else names it
+
 PACKAGE = pathlib.Path(__file__).resolve().parent
 # An installed package has configs/ inside. In a checkout it is beside the package.
 INSTALLED_CONFIGS = PACKAGE / "configs"
@@ -49,7 +57,7 @@ def load(
     names: typing.Sequence[str],
     bindings: typing.Sequence[str] = (),
     base: Experiment | None = None,
-    runs_modules: bool = False,
+    runs_modules: bool | tuple[str, ...] = False,
 ) -> Experiment:
     """Reads gin files, then bindings, and builds the settings.
 
@@ -59,22 +67,24 @@ def load(
         bindings: `NAME=VALUE` from the command line. They replace values of the files. A value
             that is no Python literal and no %MACRO is text.
         base: Values of the settings that no file and no binding names. None: the defaults.
-        runs_modules: Whether the caller imports `Corpus.task_modules`. Those of a run's record,
-            which may be a stranger's, are refused unless `bindings` name them.
+        runs_modules: Whether the caller imports what the settings of CODE name, or which of them.
+            What the record of a run names there, which may be a stranger's, is refused unless a
+            file or binding names it.
 
     Raises:
         ConfigError: A file does not exist or is not gin, a name is unknown, a value is wrong, or a
             macro has no effect.
     """
-    recorded_modules = []  # (value of Corpus.task_modules, the record that it is from)
+    held_back: dict[str, _HeldBack] = {}  # by setting
     gin.clear_config()
     if base is not None:
         gin.parse_config(render(base))
     for number, name in enumerate(names):
+        before = {setting: _bound(setting) for setting in CODE}
         with _naming(f"--gin_file={name}"):
             parsed = _parse_file(name)
         if parsed is None:
-            recorded_modules.append((gin.get_bindings("Corpus").get("task_modules"), name))
+            held_back |= _hold_back_code(name, before)
         if number and parsed and "base.gin" in _files_of(parsed):
             raise ConfigError(
                 f"--gin_file={name} is a whole config (it includes base.gin) and would replace "
@@ -88,10 +98,9 @@ def load(
         _bind(binding, macros)
     for name in _find_macro_uses(gin.config_str()) - macros:
         raise ConfigError(f"%{name}: no macro of this name is defined{_hint(name, macros)}")
+    _restore_code(held_back, runs_modules)
     values = {cls: gin.get_bindings(cls.__name__) for cls in config.ALL_SECTIONS}
     _check_macros(bindings, macros)
-    if runs_modules:
-        _check_modules(values[config.Corpus].get("task_modules"), recorded_modules, bindings)
     finetunes = any(values[cls] for cls in config.FINETUNE_SECTIONS)
     experiment = Experiment(
         **{
@@ -127,15 +136,47 @@ def _check_macros(bindings: typing.Sequence[str], macros: set[str]):
             )
 
 
-def _check_modules(modules, recorded_modules: list[tuple], bindings: typing.Sequence[str]):
-    """Raises ConfigError for `Corpus.task_modules` from a record that no binding names."""
-    records = [name for value, name in recorded_modules if value == modules]
-    is_named = "Corpus.task_modules" in [binding.partition("=")[0] for binding in bindings]
-    if modules and records and not is_named:
-        raise ConfigError(
-            f"{records[0]} is the record of a run with Corpus.task_modules={modules}, which runs "
-            f'Python code. To run it, give --gin.Corpus.task_modules="{modules}"'
-        )
+class _HeldBack(typing.NamedTuple):
+    """A value of a setting of CODE that the record of a run has."""
+
+    value: typing.Any
+    record: str
+
+
+def _bound(setting: str):
+    section, _, name = setting.partition(".")
+    return gin.get_bindings(section).get(name)
+
+
+def _hold_back_code(record: str, before: dict[str, typing.Any]) -> dict[str, _HeldBack]:
+    """Takes the code that a parsed record names out of gin's bindings. Returns it by setting.
+
+    `before` has the values before the record was parsed, which the user named.
+    """
+    held_back = {}
+    for setting in CODE:
+        value = _bound(setting)
+        if config.names_own_code(value) and value != before[setting]:
+            held_back[setting] = _HeldBack(value, record)
+            gin.parse_config(f"{setting} = {HELD_BACK!r}")
+    return held_back
+
+
+def _restore_code(held_back: dict[str, _HeldBack], runs_modules: bool | tuple[str, ...]):
+    """Binds what `_hold_back_code` took out and nobody else has bound.
+
+    Raises ConfigError instead where the caller imports it.
+    """
+    for setting, (value, record) in held_back.items():
+        if _bound(setting) != HELD_BACK:
+            continue
+        if runs_modules is True or (runs_modules and setting in runs_modules):
+            raise ConfigError(
+                f"{record} is the record of a run with {setting}={value}, which runs Python code. "
+                "To run it, give the gin file that names it as well (--gin_file=YOURS), or "
+                f'--gin.{setting}="{value}"'
+            )
+        gin.parse_config(f"{setting} = {value!r}")
 
 
 def _build_section(cls: type[config.Settings], values: dict) -> config.Settings:

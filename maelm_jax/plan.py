@@ -64,7 +64,7 @@ SWEEP_COLUMNS = (
 
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
-    args, experiment = cli.parse(_flags(), argv)
+    args, experiment = cli.parse(_flags(), argv, runs_modules=False)
     if experiment.finetune:
         raise config.ConfigError("plan compiles pretraining steps: leave the finetune files out")
     target = targets.parse(args.topology)

@@ -29,7 +29,8 @@ def main(argv: list[str]) -> int:
     """Prepares the rows and prints their statistics."""
     parser = _flags()
     beam_flags = [flag for flag in argv if flag.startswith("--beam_")]
-    args, experiment = cli.parse(parser, [flag for flag in argv if flag not in beam_flags])
+    own_flags = [flag for flag in argv if flag not in beam_flags]
+    args, experiment = cli.parse(parser, own_flags, runs_modules=("Corpus.task_modules",))
     check_division(args)
     if beam_flags and args.runner != "beam":
         raise config.ConfigError(f"{beam_flags[0]}: give --runner=beam as well")

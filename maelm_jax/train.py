@@ -70,13 +70,14 @@ def main(argv: list[str]) -> int:
     args.workdir.require_writable_by(PRETRAINING)
     with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
         distributed.check_same_start(experiment, str(args.workdir))
+        parts = run.load_own_parts(experiment)  # before anything of a run is read
         if args.dry_run:
             args.workdir.fetch()
             found = start.find_starting_point(experiment, args.workdir)
             with_vocabulary = found.parent.workdir if found.parent else args.workdir
             return plan.dry_run(found.experiment, with_vocabulary, args.verbose)
         with args.workdir.locked():
-            run.pretrain(args.workdir, experiment, args.accept_new_data, began, args.profile)
+            run.pretrain(args.workdir, experiment, parts, args.accept_new_data, began, args.profile)
     return 0
 
 

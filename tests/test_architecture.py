@@ -23,7 +23,7 @@ LAYERS = (
     {"model"},
     {"huge_pages"},
     {"gin_files"},
-    {"storage"},
+    {"storage", "own_parts"},
     {"config"},
     {"tables", "plotting", "progress"},
 )
@@ -57,8 +57,8 @@ def test_no_import_runs_upwards():
     assert not upwards
 
 
-# Names of files in a run's folder. "vocabulary" is also a key of JSON files.
-RECORDS = {"config.gin", "environment.txt", "rows.json", "parent.json", "origin.json", "metrics.jsonl", "tensorboard", "loss_curve.png"}
+# Names of files in a run's folder. "vocabulary" is also a key of JSON files, "tensorboard" a value of Run.log_to.
+RECORDS = {"config.gin", "environment.txt", "rows.json", "parent.json", "origin.json", "metrics.jsonl", "loss_curve.png"}
 RECORDS |= {"run.lock", "inputs.json", "results.json", "checkpoints", "unfinished"}
 
 

@@ -133,7 +133,14 @@ def prepare(
     except Unavailable as error:
         key = f"rows-{hash_settings(corpus, vocabulary)}"
         return open_record(rows.recall_instead(corpus, key, error), corpus)
+    manifests = {
+        source: rows.read_manifest(rows.path_of(corpus, name)) for source, name in names.items()
+    }
     rates = sources.rates(corpus)
+    if corpus.reads_all:
+        counts = {source: found["splits"]["train"]["rows"] for source, found in manifests.items()}
+        total = max(sum(counts.values()), 1)
+        rates = {source: count / total for source, count in counts.items()}
     record = {
         "request": hash_settings(corpus, vocabulary),
         "vocabulary": vocabulary.fingerprint,
@@ -142,7 +149,7 @@ def prepare(
             source: {
                 "rate": rates[source],
                 "store": name,
-                "fingerprint": rows.read_manifest(rows.path_of(corpus, name))["fingerprint"],
+                "fingerprint": manifests[source]["fingerprint"],
             }
             for source, name in names.items()
         },
@@ -209,7 +216,8 @@ def hash_settings(corpus: Corpus, vocabulary: Vocabulary) -> str:
     """Returns a hash of the settings that the rows of a corpus depend on."""
     heldout = [corpus.heldout_files] if corpus.heldout_files else []
     documents = [sorted(corpus.documents.items())] if corpus.documents else []
-    settings = [_settings(corpus, vocabulary), sorted(corpus.rates.items()), *heldout, *documents]
+    rates = corpus.sources if corpus.reads_all else corpus.rates
+    settings = [_settings(corpus, vocabulary), sorted(rates.items()), *heldout, *documents]
     return rows.digest(settings)
 
 

@@ -4,12 +4,12 @@ TensorFlow and seqio are imported inside the functions, so that prepared rows ca
 machine that has neither.
 """
 
-import importlib
 import os
 import socket
 import typing
 import urllib.request
 
+from maelm_jax import own_parts
 from maelm_jax.config import ConfigError, Corpus
 from maelm_jax.data import readers
 
@@ -33,13 +33,7 @@ def _task(source: str, corpus: Corpus):
     seqio = readers.load_module("seqio")
     name = source.removeprefix("seqio:")
     for module in corpus.task_modules:
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            raise ConfigError(
-                f"Corpus.task_modules: {module!r} cannot be imported "
-                f"({type(error).__name__}: {error}); correct it, install it or set PYTHONPATH"
-            ) from error
+        own_parts.import_module("Corpus.task_modules", module)
     if name not in seqio.TaskRegistry.names() and name not in seqio.MixtureRegistry.names():
         modules = ", ".join(corpus.task_modules) or "none"
         raise ConfigError(

@@ -294,10 +294,13 @@ def _describe_pretraining(source: EncoderSource) -> dict[str, str]:
         f"{line['eval_loss']:.4f} with accuracy {line['eval_accuracy']:.3f} (step {line['step']})"
         for line in _evaluations(source)[-1:]
     ]
-    rates = corpus.rates.items()
+    shares = {
+        name: "all rows" if corpus.reads_all else f"{rate:.0%}"
+        for name, rate in corpus.rates.items()
+    }
     return {
         "objective": _describe_objective(experiment),
-        "corpus": "; ".join(f"`{_last_part(name)}` {rate:.0%}" for name, rate in rates),
+        "corpus": "; ".join(f"`{_last_part(name)}` {share}" for name, share in shares.items()),
         "started from": f"`{_last_part(started)}`" if started else "random weights",
         "steps": f"{source.step:,} of {run.train_steps:,}, each of {run.batch_size} rows of "
         f"{corpus.sequence_length} tokens",
@@ -323,6 +326,8 @@ def _describe_objective(experiment: config.Experiment) -> str:
         layers = experiment.decoder.layers
         decoder = f". A decoder of {layers} layer{'s' * (layers > 1)} puts [MASK] back"
     unit = "" if masking.unit == "token" else f" in whole {masking.unit}s"
+    if masking.strategy:
+        unit += f" as `{masking.strategy}` says"
     return f"{objective.title}: {masking.rate:.0%} of the tokens are masked{unit}. {reads}{decoder}"
 
 

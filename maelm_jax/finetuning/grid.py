@@ -29,7 +29,7 @@ from maelm_jax.finetuning import (
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.session import Run, Session
 from maelm_jax.finetuning.task import InputFormat, Task
-from maelm_jax.training import attention_report, loop, sharding
+from maelm_jax.training import attention_report, loop, metrics, sharding
 from maelm_jax.training.workdir import Workdir
 
 KINDS = (sentence.SentenceTask, question.QuestionTask, token.TokenTask)
@@ -106,6 +106,7 @@ def settings_of(
     if task == glue.OWN:
         finetune = glue.completed(finetune)
     create_task(task, finetune).check_files()
+    metrics.find_logger(experiment.run.log_to)  # raises ConfigError if it is missing
     return encoder.with_shape(dataclasses.replace(experiment, finetune=finetune))
 
 
@@ -114,7 +115,7 @@ def _load(encoder: InitialEncoder, files: list[str], bindings: list[str]) -> con
     # Of an encoder that is not a workdir, only the shape is known.
     pretraining = encoder.source.experiment or gin_files.load(["base.gin"])
     base = dataclasses.replace(pretraining, finetune=None)
-    return gin_files.load([BASE, *files], bindings, base=base)
+    return gin_files.load([BASE, *files], bindings, base=base, runs_modules=True)
 
 
 def cells(grid: config.Grid, examples: int) -> list[config.Grid]:

@@ -261,7 +261,8 @@ class Run:
         # Nothing in the folder changes before the checkpoint is read.
         workdir.write_start(self.experiment, self.encoder.vocabulary)
         storage.write_json(workdir.inputs_file, self.inputs)
-        writer = metrics.Writer(workdir, first_step)
+        open_logger = metrics.find_logger(self.experiment.run.log_to)
+        writer = metrics.Writer(workdir, first_step, open_logger)
         checkpoints = checkpoint.Checkpoints(unfinished, keep=1)
         with loop.closing(writer, checkpoints):
             self._compile()

@@ -180,6 +180,8 @@ def heldout_rows(model: TrainedModel) -> np.ndarray:
         raise config.ConfigError(
             f"{model.path} has no held-out rows: give --text=FILES, a glob of text files"
         )
+    if strategy := model.experiment.objective.masking.strategy:
+        log.warning("%s: all tokens are masked alike, not as %s says", model.path, strategy)
     count = model.experiment.run.eval_rows
     return batches.read_heldout(model.rows.split("heldout"), model.rows.rates, count)
 
@@ -199,6 +201,8 @@ def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> Tr
         mask_special_tokens=False,
         random_fraction=0.0,
         keep_fraction=0.0,
+        strategy=None,
+        strategy_parameters={},
     )
     objective = experiment.objective.without_replacement(masking)
     corpus = dataclasses.replace(experiment.corpus, sequence_length=length)

@@ -2,16 +2,19 @@
 
 Source: paper section 3. Section 4.3 adds delta, the share of masked tokens that the encoder sees.
 
+A `Strategy` says how likely each token is masked. Without one, all are equally likely.
+
 Words and axis letters are those of model_inputs.py: B rows, L slots of a row.
 """
 
+import collections.abc
 import functools
 import math
 import typing
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import keys, model_inputs
@@ -21,6 +24,44 @@ from maelm_jax.model.model_inputs import Budget, Inputs, segments_and_positions
 UNIT_LIMIT = 10
 # Probability that a span ends after a token: lengths are geometric, as in SpanBERT.
 SPAN_ENDS = 0.2
+
+# (ids of a row [L], its segments [L]) -> a weight for each token [L]: how likely it is masked,
+# relative to the others. A token of weight 0 is not masked.
+ARGUMENTS = ("ids", "segments", "tokens")  # of the function of `Masking.strategy`
+Strategy = collections.abc.Callable[[Int[Array, " L"], Int[Array, " L"]], Float[Array, " L"]]
+
+
+def bind_strategy(
+    function: collections.abc.Callable, masking: config.Masking, tokens: list[str], length: int
+) -> Strategy:
+    """Returns the strategy of `Masking.strategy`, a function of the user's own.
+
+    It is called as function(ids, segments, tokens, **Masking.strategy_parameters). `tokens` has the
+    spelling of each id. Raises ConfigError if it does not give a number for each of `length` slots.
+    """
+
+    def strategy(ids, segments):
+        # Implicit promotion is an error in this project's tests, not in the code of a user.
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            weights = jnp.asarray(function(ids, segments, tokens, **masking.strategy_parameters))
+        return weights.astype(jnp.float32)
+
+    row = jax.ShapeDtypeStruct((length,), jnp.int32)
+    problem = f"Masking.strategy={masking.strategy}"
+    try:
+        shape = jax.eval_shape(strategy, row, row).shape
+    except Exception as error:
+        message = " ".join(str(error).split())[:300]
+        raise config.ConfigError(
+            f"{problem} cannot be computed in jax.jit ({type(error).__name__}: {message}). Correct "
+            "the function: ids and segments are arrays of JAX"
+        ) from error
+    if shape != (length,):
+        raise config.ConfigError(
+            f"{problem} returns an array of shape {shape} for a row of {length} ids. Return a "
+            "weight for each id"
+        )
+    return strategy
 
 
 def _longest_unit(unit: str, length: int) -> int:
@@ -36,7 +77,8 @@ def budget(objective: config.Objective, length: int) -> Budget:
     eligible tokens masks fewer. V may then be too small, and its last visible tokens are left out.
     At rate 0.4 this happens if each document is one word, because `<s>` and `</s>` are not masked.
 
-    V is rounded up to a multiple of 8, at most L. Next tokens need all L slots of both.
+    V is rounded up to a multiple of 8, at most L. With `Masking.strategy` it is L, because a row
+    may have few tokens that the strategy masks. Next tokens need all L slots of both.
     """
     if objective.name == "causal":
         return Budget(length, length)
@@ -49,6 +91,8 @@ def budget(objective: config.Objective, length: int) -> Budget:
         + slack
         + math.ceil(objective.encoder_mask_fraction * masked)
     )
+    if masking.strategy:
+        visible = length
     return Budget(min(length, -(-visible // 8) * 8), masked)
 
 
@@ -114,14 +158,23 @@ class RowMask(typing.NamedTuple):
 
 
 def _order_randomly(
-    key: Key[Array, ""], eligible: Bool[Array, " L"], first: Int[Array, " L"]
+    key: Key[Array, ""],
+    eligible: Bool[Array, " L"],
+    first: Int[Array, " L"],
+    weights: Float[Array, " L"] | None,
 ) -> Int[Array, " L"]:
     """Returns each slot's index in a random order of units. Ineligible slots come last.
 
-    `first` is the slot at which the unit begins.
+    `first` is the slot at which the unit begins, and `weights` are those of the units. Each next
+    unit is drawn with a probability in proportion to its weight (Efraimidis and Spirakis 2006).
     """
     # 31 random bits. The top bit is set at ineligible slots, so they sort last.
-    noise = jax.random.bits(key, first.shape)[first] >> 1
+    if weights is None:
+        noise = jax.random.bits(key, first.shape)[first] >> 1
+    else:
+        waiting = jax.random.exponential(key, first.shape)[first] / jnp.maximum(weights, 1e-30)
+        # The bits of positive floats have the order of the floats, and their top bit is 0.
+        noise = jax.lax.bitcast_convert_type(waiting, jnp.uint32)
     # argsort is stable, so a unit's slots stay together.
     order = jnp.argsort(jnp.where(eligible, noise, noise | jnp.uint32(1 << 31)))
     indices = jnp.arange(order.size, dtype=order.dtype)
@@ -133,9 +186,11 @@ def _draw_row(
     ids: Int[Array, " L"],
     tokens: Bool[Array, " L"],
     eligible: Bool[Array, " L"],
+    segments: Int[Array, " L"],
     objective: config.Objective,
     largest_count: int,
     special: config.SpecialIds,
+    strategy: Strategy | None,
 ) -> RowMask:
     """Draws the mask of one row. `tokens` are the slots that are not padding."""
     masking = objective.masking
@@ -148,7 +203,13 @@ def _draw_row(
     count = jnp.floor(masking.rate * tokens.sum(dtype=jnp.float32) + u).astype(jnp.int32)
     count = jnp.minimum(count, largest_count)
     first = _find_unit_starts(stream(keys.SPANS_STREAM), ids, eligible, masking.unit, special)
-    index = _order_randomly(stream(keys.ORDER_STREAM), eligible, first)
+    weights = None
+    if strategy:
+        # A unit is masked whole, with the largest weight of its tokens.
+        of_slots = jnp.where(eligible, strategy(ids, segments), 0.0)
+        weights = jnp.zeros_like(of_slots).at[first].max(of_slots)[first]
+        eligible &= weights > 0
+    index = _order_randomly(stream(keys.ORDER_STREAM), eligible, first, weights)
     unit_size = jnp.zeros_like(first).at[first].add(1)[first]
     remaining = count - index[first]  # tokens still to be masked when the unit's turn comes
     chance = jax.random.uniform(stream(keys.LAST_UNIT_STREAM))
@@ -166,6 +227,7 @@ def draw(
     objective: config.Objective,
     sizes: Budget,
     special: config.SpecialIds,
+    strategy: Strategy | None = None,
 ) -> Inputs:
     """Draws the masks of a batch of rows.
 
@@ -190,6 +252,8 @@ def draw(
         sizes: Result of `budget` for this objective and L. With a larger V of L, the encoder reads
             whole rows with empty slots, and computes the same function.
         special: Ids of special tokens.
+        strategy: How likely each token is masked. None: all are equally likely, also where
+            `Masking.strategy` of a run that is read names one.
 
     Returns:
         What the model reads.
@@ -205,9 +269,13 @@ def draw(
         return model_inputs.split(ids, segments, positions, predicted, predicted, sizes, ids)
     largest_count = math.ceil(masking.rate * ids.shape[1])
     draw_row = functools.partial(
-        _draw_row, objective=objective, largest_count=largest_count, special=special
+        _draw_row,
+        objective=objective,
+        largest_count=largest_count,
+        special=special,
+        strategy=strategy,
     )
-    mask: RowMask = jax.vmap(draw_row)(row_keys, ids, tokens, eligible)
+    mask: RowMask = jax.vmap(draw_row)(row_keys, ids, tokens, eligible, segments)
     return model_inputs.split(
         ids,
         segments,

@@ -1,6 +1,7 @@
 """How long a run takes on the devices of this process: from its own log, or from a few steps."""
 
 import dataclasses
+import functools
 import re
 import time
 import typing
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from maelm_jax import config
+from maelm_jax.model import ops
 from maelm_jax.planning import estimate
 from maelm_jax.planning.targets import GIB, Target
 from maelm_jax.pretraining import objective
@@ -17,7 +19,9 @@ from maelm_jax.training import metrics, sharding
 from maelm_jax.training.workdir import Workdir
 
 TIMED_STEPS = 3
-# Model FLOPs of a step that is timed: seconds. A larger step is timed with fewer of its rows.
+MOST_SECONDS = 20.0  # after so many, no further step is timed
+# Model FLOPs of a step that is timed, seconds. One of more than twice as many is timed with fewer
+# of its rows.
 MOST_FLOPS, MOST_FLOPS_OF_ACCELERATOR = 2e11, 1e15
 PRODUCT_SIZE = 2048  # rows and columns of the matrices whose product bounds the speed of a CPU
 
@@ -68,7 +72,7 @@ def measure(plan: estimate.Plan, target: Target) -> Duration | str:
     is_cpu = jax.default_backend() == "cpu"
     most = MOST_FLOPS if is_cpu else MOST_FLOPS_OF_ACCELERATOR
     rows, shards = run.batch_size, plan.mesh.data * plan.mesh.fsdp
-    if plan.model_flops > most:
+    if plan.model_flops > 2 * most:
         rows = int(most / plan.model_flops * rows) // shards * shards
         if not rows:
             return _bound_by_products(plan) if is_cpu else "time here: a row is too large to time"
@@ -79,14 +83,14 @@ def measure(plan: estimate.Plan, target: Target) -> Duration | str:
     if plan.program is None or (free is not None and plan.needed > free):
         return f"time here: not measured, because a step needs {plan.needed / GIB:.2f} GiB"
     seconds = _time_steps(plan) * run.batch_size / rows
-    method = f"{TIMED_STEPS} steps on made-up rows"
+    method = "steps on made-up rows"
     if rows < run.batch_size:
         method += f", {rows} of {run.batch_size} rows a step"
     return Duration(seconds, steps, method)
 
 
 def _time_steps(plan: estimate.Plan) -> float:
-    """Returns the median seconds of a few steps."""
+    """Returns the median seconds of TIMED_STEPS steps, or of fewer that take MOST_SECONDS."""
     experiment, size = plan.experiment, plan.experiment.vocabulary.size
     mesh = sharding.make_mesh(experiment.mesh)
     state, batch, _ = objective.abstract_step(experiment, mesh).arguments
@@ -96,7 +100,7 @@ def _time_steps(plan: estimate.Plan) -> float:
     rows[:, 0] = special.bos
     rows = jax.device_put(rows, batch.sharding)
     seconds = []
-    for _ in range(TIMED_STEPS):
+    while len(seconds) < TIMED_STEPS and sum(seconds) < MOST_SECONDS:
         began = time.perf_counter()
         state, _ = plan.program(state, rows, np.float32(1e-4))
         jax.block_until_ready(state)
@@ -107,11 +111,14 @@ def _time_steps(plan: estimate.Plan) -> float:
 def _bound_by_products(plan: estimate.Plan) -> Duration:
     """Returns the duration at the speed of a product of large matrices."""
     matrix = jnp.ones((PRODUCT_SIZE, PRODUCT_SIZE), plan.experiment.compute.dtype)
-    multiply = jax.jit(jnp.matmul)
+    multiply = jax.jit(functools.partial(ops.product, "ij,jk->ik"))
     multiply(matrix, matrix).block_until_ready()
-    began = time.perf_counter()
-    multiply(matrix, matrix).block_until_ready()
-    speed = 2 * PRODUCT_SIZE**3 / (time.perf_counter() - began)
+    seconds = []
+    for _ in range(TIMED_STEPS):
+        began = time.perf_counter()
+        multiply(matrix, matrix).block_until_ready()
+        seconds.append(time.perf_counter() - began)
+    speed = 2 * PRODUCT_SIZE**3 / min(seconds)
     method = f"its FLOPs at {speed / 1e9:.0f} GFLOP/s, as in a product of matrices"
     return Duration(plan.model_flops / speed, plan.experiment.run.train_steps, method, True)
 

@@ -25,11 +25,16 @@ def create(
     vocabulary_size: int,
     special: config.SpecialIds,
     target: backends.Target | None = None,
+    strategy: masking.Strategy | None = None,
 ) -> "MaskedTokens":
-    """Returns the objective of an experiment. `target` is that of `maelm.create`."""
+    """Returns the objective of an experiment.
+
+    `target` is that of `maelm.create`. `strategy` is that of `Masking.strategy`, if loaded. What
+    reads a run leaves it out, and masks all tokens alike.
+    """
     definition = maelm.create(experiment.model, vocabulary_size, special, target)
     kind = HybridRows if experiment.objective.causal_share else MaskedTokens
-    return kind(experiment, vocabulary_size, special, definition)
+    return kind(experiment, vocabulary_size, special, definition, target, strategy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +52,8 @@ class MaskedTokens:
     vocabulary_size: int
     special: config.SpecialIds
     definition: maelm.Definition
+    target: backends.Target | None = None
+    strategy: masking.Strategy | None = None
 
     @property
     def description(self) -> str:
@@ -78,7 +85,7 @@ class MaskedTokens:
         mask_key, dropout_key = jax.random.split(key)
         mask_keys = keys.make_row_keys(mask_key, row_numbers)
         dropout_keys = keys.make_row_keys(dropout_key, row_numbers) if train else None
-        inputs = masking.draw(mask_keys, rows, settings, sizes, self.special)
+        inputs = masking.draw(mask_keys, rows, settings, sizes, self.special, self.strategy)
         if self.experiment.model.causal:
             params = maelm.encoder_and_head(params)
         network = maelm.apply(self.definition.graph, params)
@@ -87,11 +94,13 @@ class MaskedTokens:
 
     def evaluated(self) -> "MaskedTokens":
         """Returns the objective of evaluations: its mask rate is the held-out one."""
-        return create(self.experiment.evaluated, self.vocabulary_size, self.special)
+        settings = self.experiment.evaluated
+        return create(settings, self.vocabulary_size, self.special, self.target, self.strategy)
 
     def left_to_right(self) -> "MaskedTokens":
         """Returns the objective of next tokens, with the encoder and the head of this model."""
-        return create(self.experiment.left_to_right, self.vocabulary_size, self.special)
+        settings = self.experiment.left_to_right
+        return create(settings, self.vocabulary_size, self.special, self.target)
 
     def make_baseline(self, rows: prepare.Prepared) -> unigram.Unigram:
         """Returns the unigram distribution of the training rows."""

@@ -5,10 +5,11 @@ import typing
 
 import jax
 
-from maelm_jax import config
+from maelm_jax import config, own_parts
 from maelm_jax.analysis import monitor
 from maelm_jax.data import batches, prepare, vocabularies
 from maelm_jax.encoders import source
+from maelm_jax.model import masking
 from maelm_jax.model.kernels import backends
 from maelm_jax.pretraining import evaluation, start, summary
 from maelm_jax.pretraining import objective as objectives
@@ -29,9 +30,40 @@ from maelm_jax.training import (
 from maelm_jax.training.workdir import Parent, Workdir
 
 
+class OwnParts(typing.NamedTuple):
+    """What the settings of a run name that is imported."""
+
+    strategy: typing.Callable | None  # the function of Masking.strategy
+    schedule: optimizers.OwnSchedule | None
+    open_logger: metrics.OpenLogger
+
+
+def load_own_parts(experiment: config.Experiment) -> OwnParts:
+    """Imports what the settings name. These are the user's, and not those of a run that is read.
+
+    Raises ConfigError if a function does not exist, or has other arguments.
+    """
+    masks, optimizer = experiment.objective.masking, experiment.optimizer
+    strategy = schedule = None
+    if masks.strategy:
+        strategy = own_parts.load_function(
+            "Masking.strategy", masks.strategy, masking.ARGUMENTS, masks.strategy_parameters
+        )
+    if config.names_own_code(optimizer.schedule):
+        schedule = own_parts.load_function(
+            "Optimizer.schedule",
+            optimizer.schedule,
+            optimizers.SCHEDULE_ARGUMENTS,
+            optimizer.schedule_parameters,
+        )
+        optimizers.LearningRates(optimizer, experiment.run.train_steps, own=schedule)
+    return OwnParts(strategy, schedule, metrics.find_logger(experiment.run.log_to))
+
+
 def pretrain(
     workdir: Workdir,
     experiment: config.Experiment,
+    parts: OwnParts,
     accept_new_data: bool,
     began: float,
     profiled_steps: int = 0,
@@ -40,7 +72,8 @@ def pretrain(
 
     The caller holds the lock of the workdir, which may be in a bucket. Until everything that can be
     wrong input is checked, nothing in the workdir changes but the names of damaged checkpoints.
-    `began` is time.perf_counter() at the start of the command. `profiled_steps` are traced by
+    `parts` are those of `load_own_parts`. `began` is time.perf_counter() at the start of the
+    command. `profiled_steps` are traced by
     JAX's profiler.
 
     Raises:
@@ -68,7 +101,13 @@ def pretrain(
 
     # Model.
     target = backends.mesh_target(mesh)
-    objective = objectives.create(experiment, vocabulary.size, special, target)
+    strategy = parts.strategy and masking.bind_strategy(
+        parts.strategy,
+        experiment.objective.masking,
+        vocabulary.pieces,
+        experiment.corpus.sequence_length,
+    )
+    objective = objectives.create(experiment, vocabulary.size, special, target, strategy)
     optimizer = optimizers.create(experiment.optimizer, experiment.compute.dtype)
     shapes = step.state_shapes(objective.init, optimizer, mesh)
 
@@ -120,6 +159,7 @@ def pretrain(
             experiment.optimizer,
             experiment.run.train_steps,
             parent.learning_rate if parent else None,
+            parts.schedule,
         ),
         tokens=rows.tokens_per_row * experiment.run.batch_size,
         flops=sum(terms.values()),
@@ -134,7 +174,7 @@ def pretrain(
     summary.print_baseline(baseline, heldout)
     if not jax.process_index():
         record_start(workdir, experiment, vocabulary, rows, initial.step, starting_point, parent)
-    writer = metrics.Writer(workdir, initial.step)
+    writer = metrics.Writer(workdir, initial.step, parts.open_logger)
     checkpoints = checkpoint.Checkpoints(
         workdir, keep_every=experiment.run.keep_every, keep_at=job.kept_steps
     )

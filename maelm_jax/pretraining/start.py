@@ -174,10 +174,15 @@ def find_parent(experiment: config.Experiment) -> Parent:
     step_number = checkpoint.pick_step(workdir, wanted)
     theirs, before = workdir.read_settings(), workdir.read_parent()
     changes = _changes_from(theirs, experiment, workdir)
-    rates = optimizers.LearningRates(
-        theirs.optimizer, theirs.run.train_steps, before and before.learning_rate
-    )
-    rate = float(rates[step_number])
+    if config.names_own_code(theirs.optimizer.schedule):
+        # What the settings of a run name is not imported where they are read.
+        logged = [line for line in metrics.read(workdir) if line["step"] <= step_number]
+        rate = next((line["learning_rate"] for line in logged[::-1] if "loss" in line), 0.0)
+    else:
+        rates = optimizers.LearningRates(
+            theirs.optimizer, theirs.run.train_steps, before and before.learning_rate
+        )
+        rate = float(rates[step_number])
     if experiment.optimizer.schedule == "decay" and rate == 0:
         raise config.ConfigError(
             f"Run.continue_from={name}: its learning rate is 0 after step {step_number}, so "

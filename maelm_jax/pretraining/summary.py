@@ -27,6 +27,8 @@ def print_start(
     trained, heldout = (one.objective.masking.rate for one in (experiment, experiment.evaluated))
     if heldout != trained:
         print(f"held-out losses and ranks: mask rate {heldout:g}")
+    if strategy := experiment.objective.masking.strategy:
+        print(f"masks: as {strategy} says; the unigram cross-entropy is that of all tokens")
     try:
         families.require_stock_family(experiment.encoder, special)
     except config.ConfigError as error:
@@ -39,7 +41,8 @@ def print_start(
         f"{experiment.tokens_per_step:,} slots; mesh {dict(mesh.shape)}"
     )
     optimizer, steps = experiment.optimizer, experiment.run.train_steps
-    if optimizer.schedule != "decay" and optimizer.warmup_steps >= steps:
+    has_warmup = optimizer.schedule != "decay" and not config.names_own_code(optimizer.schedule)
+    if has_warmup and optimizer.warmup_steps >= steps:
         print(
             f"Optimizer.warmup_steps={optimizer.warmup_steps:,} is cut to the {steps:,} steps of "
             "the run: the learning rate rises to the end and never falls; set a shorter warm-up"

@@ -1,5 +1,7 @@
-"""Metrics of a run: metrics.jsonl, TensorBoard and the loss curve."""
+"""Metrics of a run: metrics.jsonl, the logger of `Run.log_to`, and the loss curve."""
 
+import collections.abc
+import hashlib
 import json
 import os
 import pathlib
@@ -8,52 +10,159 @@ import typing
 import jax
 import numpy as np
 
-from maelm_jax import plotting, storage
+from maelm_jax import config, own_parts, plotting, storage
 from maelm_jax.training.workdir import Workdir
 
 
+@typing.runtime_checkable
+class Logger(typing.Protocol):
+    """Where the values of metrics.jsonl also go. Those that are None are left out."""
+
+    def write(self, step: int, values: dict[str, float | int]):
+        """Logs the values of a step."""
+
+    def close(self):
+        """Sends what is not sent yet."""
+
+
+# (workdir, step from which the run continues) -> its logger
+OpenLogger = collections.abc.Callable[[Workdir, int], Logger]
+
+
+def find_logger(name: str) -> OpenLogger:
+    """Returns what opens the logger of `Run.log_to`.
+
+    A function of the user's own is called as function(folder, settings), with the workdir and
+    {"Section.field": value}, and returns a `Logger`. Raises ConfigError if it does not exist, or
+    if a package is missing.
+    """
+    if name == "tensorboard":
+        return TensorBoard
+    if name == "wandb":
+        _import_wandb()
+        return WeightsAndBiases
+    function = own_parts.load_function("Run.log_to", name, ("folder", "settings"))
+
+    def open_own(workdir: Workdir, _: int):
+        logger = function(str(workdir), config.values(workdir.read_settings()))
+        if not isinstance(logger, Logger):
+            raise config.ConfigError(
+                f"Run.log_to={name} returns {logger!r}. Return an object with the methods "
+                "write(step, values) and close()"
+            )
+        return logger
+
+    return open_own
+
+
+class TensorBoard:
+    """Writes the events of TensorBoard into the workdir."""
+
+    def __init__(self, workdir: Workdir, step: int):
+        from tensorboardX import SummaryWriter  # takes a second where PyTorch is installed
+
+        self._board = SummaryWriter(str(workdir.tensorboard_folder), purge_step=step + 1)
+
+    def write(self, step: int, values: dict[str, float | int]):
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+
+    def flush(self):
+        """Writes what is in memory to the disk."""
+        self._board.flush()
+
+    def close(self):
+        self._board.close()
+
+
+def _import_wandb():
+    try:
+        import wandb
+
+        _ = wandb.init  # a folder wandb/ of earlier runs can be imported as an empty package
+    except (ImportError, AttributeError) as error:
+        raise config.ConfigError(
+            "Run.log_to='wandb' needs the package wandb: pip install wandb"
+        ) from error
+    return wandb
+
+
+class WeightsAndBiases:
+    """Logs to Weights & Biases. A run that resumes goes on with the same run there.
+
+    WANDB_PROJECT, WANDB_MODE and the other variables of wandb count. Its files are not in the
+    workdir, because they hold links that lead out.
+    """
+
+    def __init__(self, workdir: Workdir, _: int):
+        wandb = _import_wandb()
+        # The first line names the time of the first start, so a new run has another id.
+        first = workdir.environment_file.read_text().partition("\n")[0]
+        path = workdir.path if workdir.in_bucket else workdir.folder.resolve()
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "maelm_jax"),
+            name=workdir.name,
+            id=hashlib.sha256(f"{path} {first}".encode()).hexdigest()[:16],
+            resume="allow",
+            config=config.values(workdir.read_settings()),
+        )
+
+    def write(self, step: int, values: dict[str, float | int]):
+        self._run.log(values, step=step)
+
+    def close(self):
+        self._run.finish()
+
+
 class Writer:
-    """Appends one JSON object for each logged step to metrics.jsonl, and its values to TensorBoard.
+    """Appends one JSON object for each logged step to metrics.jsonl, and its values to a logger.
 
     Processes other than 0 write nothing.
     """
 
-    def __init__(self, workdir: Workdir, step: int):
-        """Removes lines after `step`, from which the run continues. The file reads as one run."""
+    def __init__(self, workdir: Workdir, step: int, open_logger: OpenLogger = TensorBoard):
+        """Removes lines after `step`, from which the run continues. The file reads as one run.
+
+        `open_logger` opens the logger: now, or TensorBoard at the first line.
+        """
         self._workdir, self._path, self._step = workdir, workdir.metrics_file, step
-        self._board = None
+        self._open_logger = open_logger
+        self._logger: Logger | None = None
         if self._path.exists() and not jax.process_index():
             earlier = [values for values in read(workdir) if values["step"] <= step]
             storage.write(self._path, "".join(f"{json.dumps(values)}\n" for values in earlier))
+        if open_logger is not TensorBoard and not jax.process_index():
+            self._open()
+
+    def _open(self):
+        self._logger = self._open_logger(self._workdir, self._step)
+        # It stays open: if the workdir is renamed, its lines go into the renamed file.
+        self._file = self._path.open("a", buffering=1)
 
     def write(self, step: int, values: dict[str, float | int | None]):
-        """Writes the values of a step. None means not known yet; TensorBoard omits it."""
+        """Writes the values of a step. None means not known yet; the logger does not get it."""
         if jax.process_index():
             return
-        if self._board is None:  # now, because the import takes a second where PyTorch is installed
-            from tensorboardX import SummaryWriter
-
-            folder = str(self._workdir.tensorboard_folder)
-            self._board = SummaryWriter(folder, purge_step=self._step + 1)
-            # It stays open: if the workdir is renamed, its lines go into the renamed file.
-            self._file = self._path.open("a", buffering=1)
+        if self._logger is None:
+            self._open()
         self._file.write(json.dumps({"step": step, **values}) + "\n")
-        for name, value in values.items():
-            if value is not None:
-                self._board.add_scalar(name, value, step)
+        known = {name: value for name, value in values.items() if value is not None}
+        if known:
+            self._logger.write(step, known)
 
     def send(self):
         """Makes all lines survive a loss of power, and copies them to a workdir in a bucket."""
-        if self._board is not None:
+        if self._logger is not None:
             os.fsync(self._file.fileno())
-            self._board.flush()
+            if isinstance(self._logger, TensorBoard):
+                self._logger.flush()
             self._workdir.send()
 
     def close(self):
         """Closes the files and sends all that is written."""
-        if self._board is not None:
+        if self._logger is not None:
             self.send()
-            self._board.close()
+            self._logger.close()
             self._file.close()
 
 

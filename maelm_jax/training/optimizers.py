@@ -8,8 +8,9 @@ training step multiplies the update by it. So pretraining and fine-tuning share 
 compiled step serves every schedule.
 """
 
-import collections
+import collections.abc
 import functools
+import math
 import typing
 
 import jax
@@ -26,6 +27,9 @@ MUON_RMS = 0.2  # root mean square of Muon's update of a matrix, as AdamW's typi
 MUON_DECAY = 0.95  # of its momentum
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of Jordan (2024)
 NEWTON_SCHULZ_STEPS = 5
+# (step from 0, steps, peak, warm-up steps, **Optimizer.schedule_parameters) -> its learning rate
+OwnSchedule = collections.abc.Callable[..., float]
+SCHEDULE_ARGUMENTS = ("step", "steps", "peak", "warmup_steps")
 WIDE = 2  # from so many times as many columns as rows on, iterations on the Gram matrix are faster
 
 
@@ -186,11 +190,11 @@ def learning_rates(
 ) -> np.ndarray:
     """Returns the learning rate of every step, float32 [steps].
 
-    With the schedules "linear" and "wsd" (warm-up, stable, decay), it goes linearly to the peak in
-    `warmup_steps`. Then it falls linearly to 0 over all other steps (linear), or it stays and falls
-    linearly over the last `decay_share` of all steps (wsd). With "decay" it falls to 0 over all
-    steps, as 1 - sqrt(share of the steps). It begins at `start`, the rate of the run that this one
-    goes on from. None is 0.
+    With the schedules "linear", "cosine" and "wsd" (warm-up, stable, decay), it goes linearly to
+    the peak in `warmup_steps`. Then it falls to 0 over all other steps, linearly or as half a wave
+    (linear, cosine), or it stays and falls linearly over the last `decay_share` of all steps (wsd).
+    With "decay" it falls to 0 over all steps, as 1 - sqrt(share of the steps). It begins at
+    `start`, the rate of the run that this one goes on from. None is 0.
     """
     return _rates(np.arange(steps), settings, steps, start or 0.0)
 
@@ -198,14 +202,41 @@ def learning_rates(
 class LearningRates:
     """The values of `learning_rates`, each computed when it is needed: a run may be very long.
 
-    The one after the last step is that which a run comes to: 0 after a decay.
+    The one after the last step is that which a run comes to: 0 after a decay. `own` is the function
+    of a schedule of the user's own, of which every rate must be a number from 0 on.
     """
 
-    def __init__(self, settings: config.Optimizer, steps: int, start: float | None = None):
+    def __init__(
+        self,
+        settings: config.Optimizer,
+        steps: int,
+        start: float | None = None,
+        own: OwnSchedule | None = None,
+    ):
         self._settings, self._steps, self._start = settings, steps, start or 0.0
+        self._own = own
+        if own:
+            for step in (0, steps // 2, steps - 1):
+                _ = self[step]
 
     def __getitem__(self, step: int) -> np.float32:
+        if self._own:
+            return self._own_rate(step)
         return _rates(np.array([step]), self._settings, self._steps, self._start)[0]
+
+    def _own_rate(self, step: int) -> np.float32:
+        settings = self._settings
+        arguments = (step, self._steps, settings.learning_rate, settings.warmup_steps)
+        try:
+            rate = float(self._own(*arguments, **settings.schedule_parameters))
+            if not 0 <= rate < math.inf:
+                raise ValueError(f"it returns {rate}, which is no learning rate")
+        except Exception as error:
+            raise config.ConfigError(
+                f"Optimizer.schedule={settings.schedule} fails for step {step} of {self._steps} "
+                f"({type(error).__name__}: {error}). Return a number from 0 on"
+            ) from error
+        return np.float32(rate)
 
 
 def _rates(done: np.ndarray, settings: config.Optimizer, steps: int, start: float) -> np.ndarray:
@@ -218,6 +249,8 @@ def _rates(done: np.ndarray, settings: config.Optimizer, steps: int, start: floa
     if settings.schedule == "wsd":
         falling = min(round(settings.decay_share * steps), falling)
     fallen = np.clip((done - (steps - falling)) / max(falling, 1), 0, 1)
+    if settings.schedule == "cosine":
+        fallen = (1 - np.cos(np.pi * fallen)) / 2
     rates = np.where(done < warmup, rising, peak * (1 - fallen))
     return rates.astype(np.float32)
 

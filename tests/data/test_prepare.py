@@ -14,10 +14,10 @@ import time
 
 import numpy as np
 import pytest
-from testing import ROOT, write_corpus
+from testing import ROOT, english, write_corpus
 
 from maelm_jax import config, storage
-from maelm_jax.data import prepare, readers, rows, sources
+from maelm_jax.data import batches, prepare, readers, rows, sources
 
 
 def files_of(corpus) -> dict[str, bytes]:
@@ -143,6 +143,27 @@ def test_heldout_text_that_is_not_clear_is_named(vocabulary, tmp_path):
         prepare.prepare(config.Corpus(text_files=files, heldout_files=f"{tmp_path}/dev/0*", **settings), vocabulary)
     with pytest.raises(config.ConfigError, match="Corpus.heldout_fraction"):
         prepare.prepare(config.Corpus(text_files=files, heldout_fraction=0.0001, **settings), vocabulary)
+
+
+def test_all_reads_each_row_of_every_source_once_an_epoch(vocabulary, tmp_path):
+    many, few = english()[:-5], english()[-5:]
+    write_corpus(tmp_path, many, few)
+    sources_of = {f"files:{tmp_path}/{name}.txt": "all" for name in "ab"}
+    whole = dataclasses.replace(write_corpus(tmp_path), text_files=None, sources=sources_of)
+    alike = dataclasses.replace(whole, sources=dict.fromkeys(sources_of, 1.0))
+    prepared = prepare.prepare(whole, vocabulary)
+    counts = {source: len(store) for source, store in prepared.split("train").items()}
+    total, (large, small) = sum(counts.values()), sorted(counts.values(), reverse=True)
+    assert large > 5 * small > 10
+    assert prepared.rates == pytest.approx({source: count / total for source, count in counts.items()})
+    reader = batches.Batches(prepared.split("train"), prepared.rates, 1, seed=0)
+    read = reader.locate(np.arange(2 * total))
+    for source, count in enumerate(counts.values()):
+        times = np.bincount(read.row[read.source == source], minlength=count)
+        assert abs(times.sum() - 2 * count) <= 1 and set(times[times != 2]) <= {1, 3} and (times != 2).sum() <= 1
+    assert prepare.hash_settings(whole, vocabulary) != prepare.hash_settings(alike, vocabulary)
+    assert set(prepare.prepare(alike, vocabulary).rates.values()) == {0.5}
+    assert prepare.find(whole, vocabulary).rates == prepared.rates
 
 
 def test_rows_without_text_are_counted(vocabulary, tmp_path, caplog):

@@ -12,12 +12,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from testing import LITTLE, ROOT, call, flatten, model_of, training
+from testing import LITTLE, ROOT, call, flatten, mesh_of, model_of, training
 
 import maelm_jax
 from maelm_jax import config, export, gin_files
+from maelm_jax.analysis import monitor
 from maelm_jax.data import vocabulary_training
 from maelm_jax.encoders import adoption, source, weight_files
+from maelm_jax.finetuning import grid, initial_encoder
 from maelm_jax.model import maelm
 from maelm_jax.pretraining import start
 from maelm_jax.training import step
@@ -449,17 +451,31 @@ def test_an_existing_encoder_is_continued(copy_export, text, tmp_path):
     assert source.find_encoder(tmp_path / "run").length == longest, "what the run recorded at its start"
 
 
-def test_what_a_stranger_s_run_names_is_not_run(workdirs, tmp_path):
+def test_what_a_stranger_s_run_names_is_not_run(workdirs, tmp_path, monkeypatch, vocabulary):
     """A recorded config.gin is data: readers of a run neither import nor call what it names."""
     run = tmp_path / "run"
     shutil.copytree(workdirs["mpnet"], run)
     record = (run / "config.gin").read_text()
-    trap = "Corpus.task_modules = ('trap',)\n"
+    code = {"Corpus.task_modules": ("trap",), "Optimizer.schedule": "trap:f", "Masking.strategy": "trap:f", "Run.log_to": "trap:f"}
     (tmp_path / "trap.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'sprung')!r}).touch()")
-    lines = [line for line in record.splitlines() if "task_modules" not in line]
-    (run / "config.gin").write_text("\n".join(lines) + "\n" + trap)
-    assert maelm_jax.load_encoder(run).encode(["a text"]).shape == (1, 32)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = [line for line in record.splitlines() if line.partition(" =")[0] not in code]
+    (run / "config.gin").write_text("\n".join([*lines, *(f"{name} = {value!r}" for name, value in code.items())]) + "\n")
+    assert config.values(Workdir(run).read_settings()).items() >= code.items()
+    encoder = maelm_jax.load_encoder(run)
+    assert encoder.encode(["a text"]).shape == (1, 32)
     write(run, tmp_path / "out")
+    assert "trap:f" in (tmp_path / "out" / "README.md").read_text(), "the card says how tokens were masked"
+    bindings = [f"Run.init_from='{run}'", "TEXT_FILES='*.txt'", "SEQUENCE_LENGTH=32", "Optimizer.warmup_steps=1"]
+    assert start.find_starting_point(gin_files.load(["continue.gin"], bindings), Workdir(tmp_path / "next")).encoder.path == str(run)
+    finetuned = grid._load(initial_encoder.load(str(run)), ["finetune/rte.gin"], [])
+    assert (finetuned.optimizer.schedule, finetuned.run.log_to) == ("linear", "tensorboard")
+    rows = np.full((2, 32), vocabulary.encode("text")[0], np.int32)
+    rows[:, 0] = vocabulary.bos
+    recorded = gin_files.load([str(run / "config.gin")])
+    monitor.RankMonitor(recorded, vocabulary.size, vocabulary.special, rows, mesh_of(1, 1, 1))({"encoder": encoder.tree()})
+    (tmp_path / "a.txt").write_text("\n\n".join(topics.topics.values()))
+    assert call("evaluate", f"--models={run}", f"--text={tmp_path}/a.txt", "--tokens=500").status == 0
     (run / "config.gin").write_text(record + "import trap\n")
     with pytest.raises(config.ConfigError, match=r"config\.gin"):
         source.find_encoder(run)

@@ -284,19 +284,48 @@ OF_PRETRAINING = {"learning_rate", "muon_learning_rate", "warmup_steps", "decay_
 
 def test_the_settings_of_pretraining_do_not_reach_fine_tuning(pretrained, tmp_path):
     """Encoders of a table share a session: its optimiser and mesh."""
-    other = {"kind": "'muon'", "schedule": "'wsd'", "b1": 0.8, "b2": 0.9, "eps": 1e-4, "weight_decay": 0.5, "clip_norm": 7.0}
+    other = {
+        "kind": "'muon'",
+        "schedule": "'trap:f'",
+        "schedule_parameters": {"a": 1},
+        "b1": 0.8,
+        "b2": 0.9,
+        "eps": 1e-4,
+        "weight_decay": 0.5,
+        "clip_norm": 7.0,
+    }
     other["decay_norms_and_biases"] = False
     unknown = {field.name for field in dataclasses.fields(config.Optimizer)} - other.keys() - OF_PRETRAINING
     assert not unknown, "does fine-tuning read it? Bind it in configs/finetune/base.gin and add it here"
     shutil.copytree(pretrained, tmp_path / "other")
     lines = [f"Optimizer.{name} = {value}" for name, value in other.items()]
-    lines += ["Mesh.data = 2", "Mesh.fsdp = 2", "Mesh.tensor = 2", "Run.accumulate = 4", "Run.batch_size = 2048", "Masking.heldout_rate = 0.15"]
+    lines += [
+        "Run.log_to = 'trap:f'",
+        "Mesh.data = 2",
+        "Mesh.fsdp = 2",
+        "Mesh.tensor = 2",
+        "Run.accumulate = 4",
+        "Run.batch_size = 2048",
+        "Masking.heldout_rate = 0.15",
+    ]
     with (tmp_path / "other" / "config.gin").open("a") as file:
         file.write("\n".join(lines) + "\n")
     one, another = (grid.plan([str(path)], ["finetune/rte.gin"], [])[0].experiment for path in (pretrained, tmp_path / "other"))
     for name in other:
         assert getattr(one.optimizer, name) == getattr(another.optimizer, name), name
-    assert (one.mesh, one.run.accumulate) == (another.mesh, another.run.accumulate)
+    assert (one.mesh, one.run.accumulate, one.run.log_to) == (another.mesh, another.run.accumulate, another.run.log_to)
+
+
+def test_a_logger_that_is_missing_or_named_by_a_record_is_refused(pretrained, data_dir, tmp_path):
+    where = [f"DATA_DIR={data_dir}"]
+    with pytest.raises(config.ConfigError, match="no_such_module_here"):
+        grid.plan([str(pretrained)], ["finetune/rte.gin"], [*where, "Run.log_to=no_such_module_here:f"])
+    shutil.copytree(pretrained, tmp_path / "run")
+    with (tmp_path / "run" / "config.gin").open("a") as file:
+        file.write("Run.log_to = 'no_such_module_here:f'\n")
+    with pytest.raises(config.ConfigError, match="record"):
+        grid.plan([str(pretrained)], [str(tmp_path / "run" / "config.gin"), "finetune/rte.gin"], where)
+    assert grid.plan([str(tmp_path / "run")], ["finetune/rte.gin"], where)[0].experiment.run.log_to == "tensorboard"
 
 
 def test_encoders_of_one_name_are_called_by_their_paths(pretrained, tmp_path, monkeypatch):

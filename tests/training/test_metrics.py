@@ -1,12 +1,13 @@
 """metrics.jsonl and the loss curve: every line has a name, lines differ without colour, and a chain of runs has one axis."""
 
 import json
+import sys
 
 import pytest
 from matplotlib import pyplot
 from testing import flat_lines
 
-from maelm_jax import gin_files
+from maelm_jax import config, gin_files
 from maelm_jax.training import metrics
 from maelm_jax.training.workdir import Parent, Workdir
 
@@ -74,3 +75,76 @@ def test_a_run_that_resumes_drops_the_lines_after_its_checkpoint(tmp_path):
     writer.close()
     assert metrics.read(Workdir(tmp_path)) == [{"step": 1}, {"step": 2, "loss": 3.0, "tokens_per_second": None}]
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+# Other loggers.
+
+WANDB = """
+import json, pathlib
+
+CALLS = []
+
+
+class Run:
+    def log(self, values, step):
+        CALLS.append(("log", step, values))
+
+    def finish(self):
+        CALLS.append(("finish",))
+
+
+def init(**settings):
+    CALLS.append(("init", settings))
+    return Run()
+"""
+
+
+@pytest.fixture
+def wandb(tmp_path, monkeypatch):
+    """The calls of a module that stands for wandb."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "wandb.py").write_text(WANDB)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    import wandb
+
+    yield wandb.CALLS
+    del sys.modules["wandb"]
+
+
+def log_a_step(folder, step, started):
+    write_run(folder, step - 1, "TRAIN_STEPS=7") if not folder.exists() else None
+    (folder / "environment.txt").write_text(f"started {started}\ncommit 1\n\nstarted later\n")
+    writer = metrics.Writer(Workdir(folder), step - 1, metrics.find_logger("wandb"))
+    writer.write(step, {"loss": 3.0, "tokens_per_second": None})
+    writer.write(step, {"mfu": None})
+    writer.close()
+
+
+def test_weights_and_biases_gets_every_value_and_goes_on_with_its_run(tmp_path, wandb):
+    log_a_step(tmp_path / "a", 3, "on Monday")
+    (_, begun), *calls = wandb
+    assert calls == [("log", 3, {"loss": 3.0}), ("finish",)] and metrics.read(Workdir(tmp_path / "a"))[-1] == {"step": 3, "mfu": None}
+    assert begun["config"]["Run.train_steps"] == 7 and begun["name"] == "a" and begun["resume"] == "allow"
+    assert "dir" not in begun, "wandb makes links that lead out, and a workdir with these is refused"
+    assert not (tmp_path / "a" / "tensorboard").exists()
+    ids = []
+    for folder, started in (("a", "on Monday"), ("a", "on Tuesday"), ("b", "on Monday")):
+        wandb.clear()
+        log_a_step(tmp_path / folder, 4, started)
+        ids.append(wandb[0][1]["id"])
+    assert ids[0] == begun["id"] and len(set(ids)) == 3, "a start from the beginning is another run"
+
+
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_weights_and_biases_is_named_where_it_is_missing(tmp_path, monkeypatch, has_folder):
+    """Python takes a folder wandb/, which earlier runs leave, for a package."""
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    if has_folder:
+        (tmp_path / "wandb").mkdir()
+        monkeypatch.syspath_prepend(str(tmp_path))
+    else:
+        monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(config.ConfigError, match="pip install wandb"):
+        metrics.find_logger("wandb")
+    sys.modules.pop("wandb", None)
