@@ -17,13 +17,14 @@ BERT = family.Family(
         ("cls.predictions.decoder.weight",),
         ("cls.predictions.decoder.bias",),
     ),
+    causal_class="LMHeadModel",
     pooler="pooler.dense",
     classifier_names={"dense": "bert.pooler.dense", "out": "classifier"},
     classifier=family.ClassifierStyle(has_input_dropout=False),
     fields=family.BERT_FIELDS | {"token_types": "type_vocab_size"},
     fixed=layouts.BERT_LAYERS | {"relative_buckets": "none"},
     defaults=family.BERT_DEFAULTS | {"pad_token_id": 0, "type_vocab_size": 2},
-    supported=family.BERT_SUPPORTED | {"is_decoder": False, "add_cross_attention": False},
+    supported=family.BERT_SUPPORTED | {"add_cross_attention": False},
 )
 
 # The discriminator of ELECTRA (arXiv 2003.10555) whose embeddings have the encoder's width.
@@ -38,6 +39,7 @@ ELECTRA = dataclasses.replace(
         "generator_lm_head.bias",
         ("generator_lm_head.weight",),
     ),
+    causal_class="ForCausalLM",
     pooler=None,
     classifier_names={"dense": "classifier.dense", "out": "classifier.out_proj"},
     classifier=family.ClassifierStyle(activation="gelu"),
