@@ -54,6 +54,7 @@ def main(argv: list[str]) -> int:
     from maelm_jax.encoders import encoder, source
 
     found = source.find_encoder(args.workdir, args.step)
+    found.require_bidirectional()
     loaded = encoder.Encoder.read(found)
     if args.dtype:
         compute = dataclasses.replace(loaded.model.compute, dtype=args.dtype)

@@ -26,6 +26,9 @@ weights get.
 With --probe, a logistic regression reads the mean states of every layer, on five folds of GLUE's
 training examples (the first 10,000). The score of the most frequent class is beside it.
 
+--left_to_right predicts each token from those before it, and masks none: of runs that have learned
+next tokens in some rows (Objective.causal_share). A causal run is always measured so.
+
 Without --pairs, the table has the mean loss in nats and its 95% interval over batches of rows, the
 accuracy, and how far the loss is below that of a model that knows only how often each token is in
 the training text (where the rows of the run are still there). Of models that are measured on the
@@ -68,7 +71,7 @@ def main(argv: list[str]) -> int:
     from maelm_jax.training import run_rows
 
     models = [
-        scoring.open_model(path, _steps(path, args), needs_rows=not args.text)
+        scoring.open_model(path, _steps(path, args), not args.text, args.left_to_right)
         for path in cli.listed("--models", args.models)
     ]
     if args.text:
@@ -101,7 +104,6 @@ def main(argv: list[str]) -> int:
 
 def _score_pairs(args: argparse.Namespace) -> int:
     """Scores the models on minimal pairs. Returns the exit status."""
-    from maelm_jax.encoders.encoder import Encoder
     from maelm_jax.measuring import pairs, scoring
     from maelm_jax.training import checkpoint
 
@@ -109,12 +111,11 @@ def _score_pairs(args: argparse.Namespace) -> int:
     paths = cli.listed("--models", args.models)
     for path in paths:
         for step in _steps(path, args):
-            encoder = Encoder.load(path, step)
-            encoder.check_predicts(path)
+            encoder = _open_scorer(path, step, args)
             name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
             scores[name] = pairs.score(encoder, read, name, args.temperature)
     if args.floor:
-        scores |= _score_floor(paths[0], read, args.temperature)
+        scores |= _score_floor(paths[0], read, args)
     print(pairs.table(read, scores))
     if args.output:
         content = {
@@ -153,19 +154,28 @@ def _probe(args: argparse.Namespace) -> int:
     return 0
 
 
-def _score_floor(path: str, read: list, temperature: float) -> dict:
-    """Returns what the token frequencies and the fresh weights of a model score on pairs."""
+def _open_scorer(path: str, step: int | None, args: argparse.Namespace):
+    """Opens a model that predicts tokens, left to right if that is asked for."""
+    from maelm_jax.encoders import source
     from maelm_jax.encoders.encoder import Encoder
+
+    encoder = Encoder.read(source.find_encoder(path, step))
+    encoder.check_predicts(path)
+    return encoder.left_to_right(path) if args.left_to_right else encoder
+
+
+def _score_floor(path: str, read: list, args: argparse.Namespace) -> dict:
+    """Returns what the token frequencies and the fresh weights of a model score on pairs."""
     from maelm_jax.measuring import pairs, scoring
 
-    encoder, scores = Encoder.load(path), {}
+    encoder, scores = _open_scorer(path, None, args), {}
     token_nll = scoring.token_frequencies(path)
     if token_nll is None:
         print(f"no score of token frequencies: {path} has no rows here")
     else:
         scores["unigram"] = pairs.score_unigram(encoder, read, token_nll)
     fresh = scoring.with_fresh_weights(encoder)
-    scores["fresh weights"] = pairs.score(fresh, read, "fresh weights", temperature)
+    scores["fresh weights"] = pairs.score(fresh, read, "fresh weights", args.temperature)
     return scores
 
 
@@ -194,7 +204,7 @@ def _cells(score) -> list:
         score.path,
         "-" if score.step is None else score.step,
         "-" if score.trained_tokens is None else f"{score.trained_tokens:,}",
-        f"{score.mask_rate:g}",
+        "-" if score.mask_rate is None else f"{score.mask_rate:g}",
         f"{score.masked:,}",
         f"{score.loss:.3f}",
         interval,
@@ -218,8 +228,12 @@ def _check_flags(args: argparse.Namespace, bindings: list[str]):
     if args.temperature < 0:
         raise config.ConfigError(f"--temperature={args.temperature} must be above 0")
     named = [f"--{name}" for name in ("rate", "tokens", "seed") if getattr(args, name) is not None]
-    if args.probe and (args.pairs or args.text or named):
-        raise config.ConfigError("--probe goes without --pairs, --text, --rate, --tokens, --seed")
+    if args.probe and (args.pairs or args.text or named or args.left_to_right):
+        raise config.ConfigError(
+            "--probe goes without --pairs, --text, --rate, --tokens, --seed and --left_to_right"
+        )
+    if args.left_to_right and args.rate is not None:
+        raise config.ConfigError("--left_to_right masks no token: leave --rate out")
     if args.pairs and (args.text or named):
         raise config.ConfigError("--pairs goes without --text, --rate, --tokens and --seed")
     if not args.text and named:
@@ -251,6 +265,8 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--temperature", type=float, metavar="T", help=temperature)
     floor = "with --pairs: also score token frequencies and fresh weights of the first model"
     flags.add_argument("--floor", action="store_true", help=floor)
+    left_to_right = "predict next tokens, of models that have learned them (docs/phases.md)"
+    flags.add_argument("--left_to_right", action="store_true", help=left_to_right)
     probe = "folders of GLUE tasks, as glue/RTE,glue/CoLA, for linear probes of every layer"
     flags.add_argument("--probe", metavar="FOLDER,FOLDER", help=probe)
     flags.add_argument("--rate", type=float, help="with --text: share that is masked; default 0.15")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fractions
 import math
 import pickle
 import runpy
@@ -37,6 +38,7 @@ def test_every_config_loads_with_every_macro_and_objective(name):
         assert gin_files.load([*files, "recipes/efficient.gin"], MACROS).optimizer.kind == "muon"
         assert gin_files.load([*files, "recipes/modern_layers.gin"], MACROS).model.encoder.positions == "rotary"
         assert gin_files.load([*files, "recipes/causal_phase.gin"], MACROS).model.causal
+        assert gin_files.load([*files, "recipes/hybrid.gin"], MACROS).objective.causal_rows == fractions.Fraction(1, 16)
 
 
 def test_every_ablation_loads_over_a_size_and_leaves_mlm_without_a_decoder():

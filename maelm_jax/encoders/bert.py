@@ -6,7 +6,7 @@ from maelm_jax.encoders import family, layouts
 
 FIELDS = family.BERT_FIELDS | {"token_types": "type_vocab_size"}
 FIXED = layouts.BERT_LAYERS | {"relative_buckets": "none"}
-SUPPORTED = family.BERT_SUPPORTED | {"is_decoder": False, "add_cross_attention": False}
+SUPPORTED = family.BERT_SUPPORTED | {"add_cross_attention": False}
 
 # Positions from 0, a table of token types, a pooler that classifiers start from. Its language head
 # has the activation of the layers, where the head here has GELU.
@@ -22,6 +22,7 @@ BERT = family.Family(
         ("cls.predictions.decoder.weight",),
         ("cls.predictions.decoder.bias",),
     ),
+    causal_class="LMHeadModel",
     pooler="pooler.dense",
     classifier_names={"dense": "bert.pooler.dense", "out": "classifier"},
     classifier=family.ClassifierStyle(has_input_dropout=False),
@@ -43,6 +44,7 @@ ELECTRA = dataclasses.replace(
         "generator_lm_head.bias",
         ("generator_lm_head.weight",),
     ),
+    causal_class="ForCausalLM",
     pooler=None,
     classifier_names={"dense": "classifier.dense", "out": "classifier.out_proj"},
     classifier=family.ClassifierStyle(activation="gelu"),

@@ -9,7 +9,7 @@ import string
 import typing
 
 from maelm_jax import config, tables
-from maelm_jax.encoders import decoder_file, verify
+from maelm_jax.encoders import decoder_file, families, verify
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.encoders.export import Written
 from maelm_jax.encoders.results import CONFUSION, Results
@@ -104,7 +104,14 @@ model = AutoModelForMaskedLM.from_pretrained("$name"$trust)
 ```
 
 $decoder`model` gives logits at every token. Read those at `$mask`. A pseudo-log-likelihood masks \
-each token in turn, as `minicons.scorer.MaskedLMScorer("$name", "cpu"$trust)` does.
+each token in turn, as `minicons.scorer.MaskedLMScorer("$name", "cpu"$trust)` does.$causal
+
+"""),
+    "text-generation": string.Template("""\
+## Scoring
+
+Each token reads those before it, because config.json has `is_decoder`. The logits at a token are \
+those of the next one, as `minicons.scorer.IncrementalLMScorer("$name", "cpu")` reads them.
 
 """),
     "text-classification": string.Template("""\
@@ -119,6 +126,16 @@ classify("A sentence.")  # two sentences: classify({"text": "One.", "text_pair":
 
 """),
 }
+# Of a model that has learned next tokens too, with and without a stock class for them.
+CAUSAL = string.Template(
+    " The model has learned next tokens too. "
+    '`AutoModelForCausalLM.from_pretrained("$name", is_decoder=True)` predicts them from those '
+    "before."
+)
+NO_CAUSAL = string.Template(
+    " The model has learned next tokens too, but no class of transformers reads it left to right. "
+    "`python -m maelm_jax.evaluate --models=$name --left_to_right` does."
+)
 DECODER = string.Template(
     "The decoder and its head are in $file. modeling_mae_lm.py, which `trust_remote_code` runs, "
     "hides `$mask` from the encoder and gives it to the decoder. "
@@ -131,6 +148,7 @@ NO_TOKENIZER = string.Template(
 # {end of the name of a stock class: its task on the Hub}.
 PIPELINES = {
     "MaskedLM": "fill-mask",
+    "CausalLM": "text-generation",
     "SequenceClassification": "text-classification",
     "TokenClassification": "token-classification",
     "QuestionAnswering": "question-answering",
@@ -141,6 +159,7 @@ GLUE, GLUE_TASKS = "nyu-mll/glue", "cola sst2 mrpc stsb qqp mnli qnli rte wnli".
 # {end of the name of a stock class: its outputs that a user reads}.
 OUTPUTS = {
     "MaskedLM": ("logits",),
+    "CausalLM": ("logits",),
     "SequenceClassification": ("logits",),
     "TokenClassification": ("logits",),
     "QuestionAnswering": ("start_logits", "end_logits"),
@@ -188,6 +207,8 @@ def render(
     else:
         rows |= _describe_pretraining(source)
     head = next((head for head in OUTPUTS if written.architecture.endswith(head)), "")
+    if encoder.model.causal:  # BERT's class has another name
+        head = "CausalLM"
     outputs = OUTPUTS.get(head, ("last_hidden_state",))
     notes = NO_POOLER if not head and "pooler/kernel" not in encoder.params else ""
     if not has_tokenizer_json:
@@ -214,6 +235,7 @@ def render(
                 trust=", trust_remote_code=True" if has_decoder else "",
                 mask=mask,
                 decoder=decoder,
+                causal=_describe_next_tokens(name, encoder),
                 all=", top_k=None" if several else "",
             )
     return front + CARD.substitute(
@@ -225,6 +247,15 @@ def render(
         use=use,
         verification=_describe_verification(verification),
     )
+
+
+def _describe_next_tokens(name: str, encoder: Encoder) -> str:
+    """Returns how an encoder that has learned next tokens too predicts them; "" for others."""
+    if not encoder.objective.causal_share:
+        return ""
+    has_class = families.choose_family(encoder.model.encoder).causal_class is not None
+    text = CAUSAL if has_class and not decoder_file.is_in(encoder) else NO_CAUSAL
+    return text.substitute(name=name)
 
 
 def _last_part(path: str) -> str:
@@ -289,8 +320,9 @@ def _describe_pretraining(source: EncoderSource) -> dict[str, str]:
     lines = [line for line in metrics.read(source.workdir) if line["step"] <= source.step]
     trained = [line for line in lines if "loss" in line][-1:]
     losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in trained]
+    rate = "" if experiment.model.causal else f"at mask rate {heldout_rate:g}, "
     losses += [
-        f"on the rows that the run held out, at mask rate {heldout_rate:g}, "
+        f"on the rows that the run held out, {rate}"
         f"{line['eval_loss']:.4f} with accuracy {line['eval_accuracy']:.3f} (step {line['step']})"
         for line in _evaluations(source)[-1:]
     ]
@@ -311,10 +343,11 @@ def _describe_pretraining(source: EncoderSource) -> dict[str, str]:
 def _describe_objective(experiment: config.Experiment) -> str:
     """Returns what was masked, what the encoder read of it, and what predicts it."""
     objective, masking = experiment.objective, experiment.objective.masking
+    if objective.name == "causal":
+        return f"{objective.title}: each token is predicted from those before it"
     reads = {
         "mlm": "The encoder reads [MASK] at these",
         "mae_lm": "The encoder sees none of these",
-        "causal": "The encoder reads the tokens before these",
         "between": f"The encoder reads something at {objective.encoder_mask_fraction:.0%} of these",
     }[objective.name]
     if masking.random_fraction:

@@ -67,12 +67,13 @@ class Encoder:
     @classmethod
     def load(cls, path: str | os.PathLike, step: int | None = None) -> "Encoder":
         """Loads an encoder as `maelm_jax.load_encoder`."""
-        return cls.read(source.find_encoder(path, step))
+        found = source.find_encoder(path, step)
+        found.require_bidirectional()
+        return cls.read(found)
 
     @classmethod
     def read(cls, found: source.EncoderSource) -> "Encoder":
-        """Reads the encoder of a source. Raises ConfigError as `load`."""
-        found.require_bidirectional()
+        """Reads the encoder of a source, also a causal one. Raises ConfigError as `load`."""
         vocabulary, params = found.loaded_vocabulary, found.read_params()
         return cls(
             params,
@@ -83,6 +84,20 @@ class Encoder:
             found.step,
             source.read_module_files(found.path),
             found.objective,
+        )
+
+    def left_to_right(self, name: str = "this encoder") -> "Encoder":
+        """Returns the encoder that predicts each token from those before it, by the same head.
+
+        A decoder takes no part. Raises ConfigError if it was not trained so.
+        """
+        self.objective.require_next_tokens(name)
+        tree = maelm.encoder_and_head(traverse_util.unflatten_dict(self.params, sep="/"))
+        return dataclasses.replace(
+            self,
+            params=traverse_util.flatten_dict(tree, sep="/"),
+            model=dataclasses.replace(self.model, decoder=None, causal=True),
+            objective=self.objective.left_to_right,
         )
 
     def round_weights(self) -> "Encoder":
@@ -349,6 +364,7 @@ class Encoder:
         @functools.partial(jax.jit, static_argnames="budget")
         def logits(params, ids, positions, segments, masked, budget):
             masked_visible = masked if self.reads_masks else jnp.zeros_like(masked)
+            is_causal = self.model.causal  # each token is predicted from those before it
             inputs = model_inputs.split(
                 ids,
                 segments,
@@ -356,7 +372,7 @@ class Encoder:
                 masked,
                 masked_visible,
                 budget,
-                vocabulary.mask,
+                ids if is_causal else vocabulary.mask,
                 self.objective.masking.renumber,
             )
             return maelm.apply(graph, params)(inputs)

@@ -41,12 +41,14 @@ class Written(typing.NamedTuple):
 def check_format(format: str, encoder: "Encoder", path: str):
     """Raises ConfigError if the format cannot hold the encoder that was read from `path`."""
     if format == "huggingface":
-        _check_stock_settings(encoder)
+        _check_stock_settings(encoder, path)
         return
     weight_files.require_torch("--format=reference")
     size = encoder.vocabulary.size
     published.check_special_ids(encoder.vocabulary.special, size, "the vocabulary")
     misfits = published.list_misfits(encoder.model)
+    if encoder.model.causal:
+        misfits.append("Objective.name is 'causal'")
     if encoder.model.decoder and encoder.objective.visible_mask_fraction:
         misfits.append(f"Objective.name is {encoder.objective.name!r}")
     if encoder.objective.masking.renumber:
@@ -63,10 +65,17 @@ def check_format(format: str, encoder: "Encoder", path: str):
         )
 
 
-def _check_stock_settings(encoder: "Encoder"):
+def _check_stock_settings(encoder: "Encoder", path: str):
     """Raises ConfigError if config.json and decoder_file.FILE do not state all settings."""
     own, decoder = encoder.model.encoder, encoder.model.decoder
     family = families.require_stock_family(own, encoder.vocabulary.special)
+    if encoder.model.causal and not family.causal_class:
+        names = [name for name, one in families.FAMILIES.items() if one.causal_class]
+        raise config.ConfigError(
+            f"{path} predicts next tokens, and the stock {family.class_name} has no causal mask "
+            f"(only {', '.join(names)} have). Score it with maelm_jax.evaluate, or train it "
+            "further as MLM (Run.continue_from) or MAE-LM (Run.init_from)"
+        )
     stored = family.as_stored(own)
     if decoder and decoder.stack(stored).canonical != decoder.stack(own).canonical:
         raise config.ConfigError(
@@ -131,7 +140,8 @@ class StockModel(typing.NamedTuple):
 def make_stock_model(encoder: "Encoder") -> StockModel:
     """Returns the stock model of an encoder, without the parameters in decoder_file.FILE.
 
-    The class has the head of a fine-tuned run, the language-model head of an MLM run, or no head.
+    The class has the head of a fine-tuned run, the language-model head of an MLM run or of a causal
+    one, or no head.
     The prediction head of an MAE-LM run reads the decoder, so its class has no head. A pooler is
     not part of the encoder: one that came in with a BERT goes out with it again.
 
@@ -146,7 +156,8 @@ def make_stock_model(encoder: "Encoder") -> StockModel:
     params = {path: value for path, value in encoder.params.items() if path not in beside}
     if own.token_types and not encoder.model.encoder.token_types:
         params[layouts.TYPE_TABLE] = np.zeros((own.token_types, own.width), np.float32)
-    ending = head.task_class if head else "ForMaskedLM" if "head/bias" in params else "Model"
+    language_model = family.causal_class if encoder.model.causal else "ForMaskedLM"
+    ending = head.task_class if head else language_model if "head/bias" in params else "Model"
     prefix = "" if ending == "Model" else family.prefix
     mappings = family.encoder_mappings(own, special.pad, prefix)
     if head:
@@ -161,6 +172,8 @@ def make_stock_model(encoder: "Encoder") -> StockModel:
         **(head.config_entries() if head else {}),
         **decoder_file.make_entries(encoder),
     }
+    if encoder.objective.causal_share:
+        content[families.CAUSAL_SHARE] = encoder.objective.causal_share
     tensors = layouts.export_tensors(params, mappings, size)
     return StockModel(family.class_name + ending, content, tensors)
 

@@ -14,6 +14,9 @@ FAMILIES: dict[str, Family] = {
     for family in (BERT, CAMEMBERT, DISTILBERT, ELECTRA, MODERNBERT, MPNET, ROBERTA, XLM_ROBERTA)
 }
 
+# The entry of config.json with Objective.causal_share, if that is above 0.
+CAUSAL_SHARE = "causal_share"
+
 
 def choose_family(encoder: config.Encoder) -> Family:
     """Returns the family whose sentence pairs and heads the encoder has.

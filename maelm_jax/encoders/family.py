@@ -210,6 +210,8 @@ class Family:
         class_name: The start of the names of its stock classes.
         pair: How it reads two sentences.
         language_head: The names of its language-model head.
+        causal_class: The end of the name of its class of next tokens, or None. It computes the
+            encoder with a causal mask if config.json has `is_decoder`.
         prefix: The start of the names of the encoder's tensors in a stock model with a head.
         token_table: The name of the token table.
         layers_name: The name of the stack of layers.
@@ -235,6 +237,7 @@ class Family:
     class_name: str
     pair: PairFormat
     language_head: LanguageHeadNames
+    causal_class: str | None = None
     prefix: str
     token_table: str = "embeddings.word_embeddings.weight"
     layers_name: str = "encoder.layer."
@@ -283,7 +286,8 @@ class Family:
     def find_unsupported(self, content: dict[str, typing.Any]) -> list[str]:
         """Returns the entries of a config.json with which the encoder is not computed here."""
         entries = self.defaults | self.supported | content
-        if (content.get("architectures") or [""])[0].endswith("Model"):
+        name = (content.get("architectures") or [""])[0]
+        if name.endswith("Model") and not name.endswith("LMHeadModel"):
             entries["tie_word_embeddings"] = True  # there is no head
         supported = self.supported | {name: entries[other] for name, other in self.equal.items()}
         return [
@@ -314,6 +318,7 @@ class Family:
         """
         entries = {
             **self.supported,
+            **({"is_decoder": model.causal} if self.causal_class else {}),
             "model_type": self.model_type,
             "vocab_size": vocabulary_size,
             **{entry: getattr(model.encoder, field) for field, entry in self.fields.items()},

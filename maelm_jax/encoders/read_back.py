@@ -64,6 +64,9 @@ def _list_other_settings(format: str, found: source.EncoderSource, encoder: "Enc
         own = dataclasses.replace(own, family=None)
         decoder = decoder and dataclasses.replace(decoder, refills_mask=True)
     faults = _compare("Encoder", own.canonical, found.model.encoder.canonical)
+    causal = (encoder.model.causal, encoder.objective.causal_share)
+    if format == "huggingface" and causal != (found.model.causal, found.objective.causal_share):
+        faults.append("it does not say whether next tokens are predicted")
     if not decoder_file.select(encoder):
         return faults
     if found.decoder is None:

@@ -13,10 +13,11 @@ ROBERTA = family.Family(
     prefix="roberta.",
     pair=family.REPEATED_SEPARATOR,
     language_head=family.ROBERTA_HEAD,
+    causal_class="ForCausalLM",
     fields=family.BERT_FIELDS | {"token_types": "type_vocab_size"},
     fixed=layouts.BERT_LAYERS | {"relative_buckets": "none"},
     defaults=family.BERT_DEFAULTS | {"type_vocab_size": 2},
-    supported=family.BERT_SUPPORTED | {"is_decoder": False, "add_cross_attention": False},
+    supported=family.BERT_SUPPORTED | {"add_cross_attention": False},
     tokenizer_options=(
         family.TokenizerOption("add_prefix_space", False, "pre_tokenizer", "add_prefix_space"),
     ),

@@ -101,7 +101,8 @@ class EncoderSource:
             compute = dataclasses.replace(model.compute, attention_backend="auto")
             return dataclasses.replace(model, compute=compute)
         encoder = _make_encoder(self.settings, self.path)
-        return config.Model(encoder, self.decoder, dropout=self.dropout)
+        causal = self.objective.name == "causal"
+        return config.Model(encoder, self.decoder, causal, dropout=self.dropout)
 
     def require_bidirectional(self):
         """Raises ConfigError for a run that predicts next tokens, which is a first phase."""
@@ -318,6 +319,11 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
         stock, folder, content.get("pad_token_id") if stock.skips_positions else None
     )
     decoder = decoder_file.read_settings(folder, content, own.width)
+    objective = decoder.objective if decoder else config.Objective(name="mlm")
+    if stock.causal_class and content.get("is_decoder"):
+        objective = config.Objective(name="causal")
+    elif share := content.get(families.CAUSAL_SHARE):
+        objective = dataclasses.replace(objective, causal_share=share)
     if decoder:
         whole = config.Model(own, decoder.decoder)
         decoder_file.check(folder, content, whole, _unpadded_shapes(whole, rows))
@@ -328,7 +334,8 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
         shapes = _unpadded_shapes(config.Model(own), rows)
         params = stock.import_params(tensors, own, pad, shapes, str(folder))
         class_name = (content.get("architectures") or ["Model"])[0]
-        if not class_name.endswith(("Model", "ForMaskedLM", "BertForPreTraining")):
+        read = ("Model", "ForMaskedLM", "ForCausalLM", "BertForPreTraining")
+        if not class_name.endswith(read):
             print(f"{folder}: the head of {class_name} is ignored")
         if decoder:
             tensors = weight_files.read_safetensors(folder / decoder_file.FILE)
@@ -340,7 +347,7 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
         kind=f"{content['model_type']} folder",
         settings=settings,
         decoder=decoder.decoder if decoder else None,
-        objective=decoder.objective if decoder else config.Objective(name="mlm"),
+        objective=objective,
         dropout=stock.read_dropout(content),
         vocabulary=vocabulary,
         length=tokenizer.read_longest_input(folder, own.max_positions),

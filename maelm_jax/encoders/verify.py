@@ -146,7 +146,7 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
 
         name = decoder_file.class_name(encoder)
         with_head = getattr(modeling_mae_lm, name).from_pretrained(folder).eval()
-    elif name.endswith("Model"):
+    elif name.endswith("Model") and not name.endswith("LMHeadModel"):
         return reports
     else:
         with_head = getattr(transformers, name).from_pretrained(folder).eval()
@@ -158,6 +158,8 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
         return outputs.logits
 
     rows = rows[:HEAD_LINES]
+    if encoder.model.causal:
+        return [*reports, _compare_next_tokens(name, with_head, rows, encoder)]
     if name.endswith("MaskedLM"):  # every seventh token is masked
         ends, mask_id = (encoder.vocabulary.bos, encoder.vocabulary.eos), encoder.vocabulary.mask
         masks = [(np.arange(len(row)) % 7 == 3) & ~np.isin(row, ends) for row in rows]
@@ -169,7 +171,31 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
         by_token = not name.endswith(family.SEQUENCE_CLASSIFICATION)
         theirs = _run_torch(compute_logits, rows, pad, by_token)
         ours = [_compute_task_logits(encoder, of_line) for of_line in states[:HEAD_LINES]]
-    return [*reports, _compare(f"logits of {name}", theirs, ours)]
+    reports.append(_compare(f"logits of {name}", theirs, ours))
+    family_of = families.choose_family(encoder.model.encoder)
+    if (
+        encoder.objective.causal_share
+        and family_of.causal_class
+        and not decoder_file.is_in(encoder)
+    ):
+        name = family_of.class_name + family_of.causal_class
+        causal = getattr(transformers, name).from_pretrained(folder, is_decoder=True).eval()
+        reports.append(_compare_next_tokens(name, causal, rows, encoder.left_to_right()))
+    return reports
+
+
+def _compare_next_tokens(
+    name: str, model: typing.Any, rows: list[list[int]], encoder: Encoder
+) -> Report:
+    """Compares the logits of a stock class of next tokens, which stand at the slot before."""
+    pad = encoder.vocabulary.pad
+
+    def compute_logits(ids):
+        return model(input_ids=ids, attention_mask=(ids != pad).long()).logits
+
+    theirs = [logits[:-1] for logits in _run_torch(compute_logits, rows, pad)]
+    masks = [[slot > 0 for slot in range(len(row))] for row in rows]
+    return _compare(f"logits of {name}", theirs, encoder.masked_logits(rows, masks))
 
 
 def _compare_tokenizer(folder: pathlib.Path, encoder: Encoder):

@@ -5,6 +5,9 @@ al. 2020, arXiv 1910.14659). `<s>` and `</s>` are never masked. A token of a wor
 is easy to guess from the later ones. So the sum "by word" also masks the later tokens of the same
 word (PLL-word-l2r, Kauf and Ivanova 2023, arXiv 2305.10588).
 
+An encoder that predicts next tokens gives the log-likelihood itself: the sum of log p of each token
+after those before it. Nothing is masked.
+
 Axis letters: B copies of sentences; T tokens.
 """
 
@@ -25,6 +28,7 @@ WORD_LENGTH_STEP = 16  # the same, of the fewer copies with several masked token
 # A GPU takes minutes to compile and seconds to compute: two lengths, one number of masked tokens.
 ACCELERATOR_TOKENS = 16_384
 ACCELERATOR_LENGTH_STEP = 32
+LOGIT_SHARE = 8  # a batch of left-to-right scores has so many fewer tokens: each has logits
 MASKS = 8  # numbers of masked tokens above 1 are rounded up to it, or to the next power of two
 
 
@@ -39,7 +43,7 @@ class Sums(typing.NamedTuple):
     """Pseudo-log-likelihoods of texts, in nats."""
 
     plain: np.ndarray  # float64 [texts]
-    by_word: np.ndarray  # PLL-word-l2r, float64 [texts]
+    by_word: np.ndarray | None  # PLL-word-l2r, float64 [texts]; None for next tokens
 
 
 class _Row(typing.NamedTuple):
@@ -67,6 +71,10 @@ def measure(
     """
     rows = _encode(encoder.vocabulary, texts, encoder.length)
     distinct = sorted(set(rows), key=lambda row: len(row.ids))
+    number = {row: index for index, row in enumerate(distinct)}
+    order = [number[row] for row in rows]
+    if encoder.model.causal:
+        return Sums(_sum_left_to_right(encoder, distinct, name, temperature)[order], None)
     # Of each scored token: its row, its slot, and how many tokens of its word begin there.
     owner, slot, rest = _list_tokens(distinct, encoder.vocabulary)
     is_long = rest > 1
@@ -76,8 +84,6 @@ def measure(
     plain = values[: len(owner)]
     by_word = plain.copy()
     by_word[is_long] = values[len(owner) :]
-    number = {row: index for index, row in enumerate(distinct)}
-    order = [number[row] for row in rows]
     sums = [np.bincount(owner, each, len(distinct))[order] for each in (plain, by_word)]
     return Sums(*sums)
 
@@ -171,6 +177,40 @@ def _compute(
     return values
 
 
+def _sum_left_to_right(
+    encoder: Encoder, rows: list[_Row], name: str, temperature: float
+) -> np.ndarray:
+    """Returns the sum of log p of each scored token after those before it, float64 [rows]."""
+    sizes = np.array([len(row.ids) for row in rows])
+    on_accelerator = jax.default_backend() != "cpu"
+    shapes = _choose_shapes(sizes, np.ones_like(sizes), encoder.length, on_accelerator)
+    tokens = ACCELERATOR_TOKENS if on_accelerator else TOKENS
+    sums = np.zeros(len(rows))
+    with tqdm.tqdm(total=len(rows), unit="sentence", desc=name) as bar:
+        for length in np.unique(shapes[:, 0]).tolist():
+            group, slots = np.flatnonzero(shapes[:, 0] == length), np.arange(length, dtype=np.int32)
+            size = max(tokens // length // LOGIT_SHARE, 1)
+            for start in range(0, len(group), size):
+                chosen = group[np.arange(start, start + size) % len(group)]
+                padding = (encoder.vocabulary.pad,) * length
+                ids = np.array([(*rows[one].ids, *padding)[:length] for one in chosen], np.int32)
+                first = np.array([rows[one].first for one in chosen])[:, None]
+                scored = (slots >= first) & (slots < sizes[chosen][:, None] - 1)
+                positions = np.broadcast_to(slots, ids.shape)
+                segments = (ids != encoder.vocabulary.pad).astype(np.int32)
+                budget = model_inputs.Budget(length, length)
+                logits = encoder.compute_logits(ids, positions, segments, scored, budget)
+                # The scored slots follow each other: number m of a row is slot first + m.
+                labels = np.take_along_axis(ids, np.minimum(first + slots, length - 1), axis=1)
+                values = _log_probabilities_of(logits, labels, np.float32(temperature))
+                is_scored = slots < scored.sum(1)[:, None]
+                totals = np.where(is_scored, np.asarray(values, np.float64), 0.0).sum(1)
+                count = min(size, len(group) - start)
+                sums[chosen[:count]] = totals[:count]
+                bar.update(count)
+    return sums
+
+
 def _choose_shapes(
     lengths: np.ndarray, masks: np.ndarray, longest: int, on_accelerator: bool
 ) -> np.ndarray:
@@ -214,6 +254,12 @@ def _log_probabilities(
 
 
 @jax.jit  # one program: the logits are large
+def _log_probabilities_of(logits: jax.Array, labels: jax.Array, temperature: jax.Array):
+    """Returns log p of labels [...] by logits [..., vocabulary]."""
+    return -optax.softmax_cross_entropy_with_integer_labels(logits / temperature, labels)
+
+
+@jax.jit
 def _first_log_probability(logits: jax.Array, labels: jax.Array, temperature: jax.Array):
     """Returns log p of labels [B] at the first masked token of logits [B, M, vocabulary]."""
-    return -optax.softmax_cross_entropy_with_integer_labels(logits[:, 0] / temperature, labels)
+    return _log_probabilities_of(logits[:, 0], labels, temperature)

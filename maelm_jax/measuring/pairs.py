@@ -40,7 +40,7 @@ class Pair(typing.NamedTuple):
 class Score(typing.NamedTuple):
     """Log-likelihoods of the texts of pairs, in nats, float64 [pairs, 2]: of the good and the bad.
 
-    `by_word` is None for a model that reads no other token (unigram).
+    `by_word` is None for a model that masks no token: left to right, and unigram.
     """
 
     plain: np.ndarray
@@ -138,7 +138,8 @@ def score(
     if a sentence is longer than the model reads.
     """
     sums = likelihoods.measure(encoder, _texts(pairs), name, temperature)
-    return Score(sums.plain.reshape(-1, 2), sums.by_word.reshape(-1, 2))
+    by_word = None if sums.by_word is None else sums.by_word.reshape(-1, 2)
+    return Score(sums.plain.reshape(-1, 2), by_word)
 
 
 def score_unigram(encoder: Encoder, pairs: list[Pair], token_nll: np.ndarray) -> Score:

@@ -59,7 +59,7 @@ class Score(typing.NamedTuple):
     path: str
     step: int | None
     trained_tokens: int | None  # until that step, in all runs of a chain; None for no workdir
-    mask_rate: float
+    mask_rate: float | None  # None: next tokens are predicted, and none is masked
     tokens: int  # of the rows
     masked: int  # predicted tokens
     loss: float  # mean, in nats
@@ -83,7 +83,10 @@ def name_model(path: str, step: int | None) -> str:
 
 
 def open_model(
-    path: str, steps: collections.abc.Sequence[int | None], needs_rows: bool
+    path: str,
+    steps: collections.abc.Sequence[int | None],
+    needs_rows: bool,
+    left_to_right: bool = False,
 ) -> TrainedModel:
     """Opens a model at one or more checkpoints, with the settings of its own evaluations.
 
@@ -93,24 +96,28 @@ def open_model(
         steps: Steps of a workdir's checkpoints; None for the newest, and for what is no workdir.
         needs_rows: Whether the rows of a run are measured. If not, rows in a bucket stay there, and
             rows that cannot be opened are named in a warning.
+        left_to_right: Whether next tokens are measured, as always of a causal run.
 
     Raises:
-        ConfigError: There is no such model, or it has no prediction head.
+        ConfigError: There is no such model, it has no prediction head, or it has not learned next
+            tokens and they are to be measured.
     """
     workdir, _ = checkpoint.split_name(path)  # its step is one of `steps`
     path, experiment = workdir.path, workdir.read_settings()
     if experiment is None:
-        return _from_folder(path, *steps)
+        return _from_folder(path, left_to_right, *steps)
     if workdir.kind is Kind.FINETUNED:
         raise config.ConfigError(
             f"{path} is a fine-tuned run, which predicts no tokens: name a run of pretraining"
         )
     saved = [source.find_encoder(path, step) for step in steps]
-    saved[0].require_bidirectional()
     vocabulary, model = saved[0].loaded_vocabulary, saved[0].model
     rows = _recorded_rows(workdir, experiment.corpus, vocabulary, needs_rows)
     checkpoints = [functools.partial(_read, one) for one in saved]
     evaluated = experiment.evaluated.with_model(model)
+    if left_to_right:
+        experiment.objective.require_next_tokens(path)
+        evaluated = evaluated.left_to_right
     return TrainedModel(path, checkpoints, evaluated, vocabulary, saved[0].length, rows)
 
 
@@ -119,10 +126,12 @@ def _read(saved: source.EncoderSource) -> Checkpoint:
     return Checkpoint(saved.step, params)
 
 
-def _from_folder(path: str, step: int | None) -> TrainedModel:
+def _from_folder(path: str, left_to_right: bool, step: int | None) -> TrainedModel:
     """Returns the model of a folder or file that is no workdir."""
-    loaded = Encoder.load(path, step)
+    loaded = Encoder.read(source.find_encoder(path, step))
     loaded.check_predicts(path)
+    if left_to_right:
+        loaded = loaded.left_to_right(path)
     read = Checkpoint(None, loaded.prediction_tree())
     experiment = config.Experiment(
         corpus=config.Corpus(sequence_length=loaded.length),
@@ -131,7 +140,7 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
         decoder=loaded.model.decoder,
         compute=loaded.model.compute,
     )
-    checkpoints = [lambda: read]
+    checkpoints, experiment = [lambda: read], experiment.evaluated
     return TrainedModel(path, checkpoints, experiment, loaded.vocabulary, loaded.length, rows=None)
 
 
@@ -235,14 +244,14 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
         masked = counts.sum()
         if not masked:
             raise config.ConfigError(
-                f"{name}: no token of the {len(rows)} rows is masked: give more text"
+                f"{name}: no token of the {len(rows)} rows is predicted: give more text"
             )
         mean = losses.sum() / masked
         score = Score(
             path=model.path,
             step=number,
             trained_tokens=None if number is None else Workdir(model.path).trained_tokens(number),
-            mask_rate=experiment.objective.masking.rate,
+            mask_rate=None if experiment.model.causal else experiment.objective.masking.rate,
             tokens=int((rows != vocabulary.pad).sum()),
             masked=int(masked),
             loss=float(mean),

@@ -163,7 +163,7 @@ def test_the_names_of_google_s_bert_files_are_read_as_transformers_reads_them(co
         ("bert", {"hidden_act": "gelu_new"}, "hidden_act 'gelu_new'"),
         ("distilbert", {"activation": "gelu_new"}, "activation 'gelu_new'"),
         ("roberta", {"hidden_act": "relu"}, "hidden_act"),
-        ("bert", {"is_decoder": True}, "is_decoder True"),
+        ("bert", {"add_cross_attention": True}, "add_cross_attention True"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
         ("bert", {"num_attention_heads": 5}, "heads 5"),
         ("bert", {"hidden_size": "32"}, "width"),

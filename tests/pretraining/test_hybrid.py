@@ -1,5 +1,6 @@
 """Rows of next tokens: what they see, which rows they are, and that the others do not change."""
 
+import json
 import shutil
 
 import jax
@@ -159,7 +160,7 @@ def test_shares_that_give_a_device_no_whole_rows_are_refused():
     sharding.check_mesh(experiment(MLM, 3 / 8, (4, 1, 1)), mesh_of(4, 1, 1))
 
 
-def test_a_resumed_run_is_bitwise_the_same(text, tmp_path):
+def test_a_resumed_run_is_bitwise_the_same_and_scores_as_it_logged(text, tmp_path):
     flags = ["--gin_file=mlm.gin", "--gin.Objective.causal_share=0.25", "--gin.TRAIN_STEPS=4", "--gin.Run.rank_every=0"]
     flags += ["--gin.Run.checkpoint_every=2", "--gin.Run.eval_every=2"]
     whole, part = tmp_path / "whole", tmp_path / "part"
@@ -172,6 +173,11 @@ def test_a_resumed_run_is_bitwise_the_same(text, tmp_path):
     names = ("step", "loss", "causal_loss", "accuracy", "grad_norm", "eval_loss", "eval_causal_loss")
     ours, theirs = ([[line.get(name) for name in names] for line in steps_of(run)] for run in (part, whole))
     assert ours == theirs and None not in ours[-1]
+    for more, name in (([], "eval_loss"), (["--left_to_right"], "eval_causal_loss")):
+        done = call("evaluate", f"--models={whole}", *more, f"--output={tmp_path / 'out.json'}")
+        assert done.status == 0, done.stderr
+        (score,) = json.loads((tmp_path / "out.json").read_text())["scores"]
+        assert score["loss"] == pytest.approx(steps_of(whole)[-1][name], rel=1e-6)
 
 
 def test_a_share_that_does_not_fit_is_refused_before_text_is_read(text, tmp_path):
