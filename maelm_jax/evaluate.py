@@ -34,11 +34,17 @@ writes every number as JSON. Exit status: 0 done, 2 wrong input, 1 anything else
 """
 
 import argparse
+import collections.abc
+import functools
 import json
 import os
 import pathlib
+import typing
 
 from maelm_jax import cli, config, gin_files, storage, tables
+
+if typing.TYPE_CHECKING:
+    from maelm_jax.encoders.encoder import Encoder
 
 HEADER = (
     "model",
@@ -101,15 +107,13 @@ def main(argv: list[str]) -> int:
 
 def _score_pairs(args: argparse.Namespace) -> int:
     """Scores the models on minimal pairs. Returns the exit status."""
-    from maelm_jax.encoders.encoder import Encoder
     from maelm_jax.pretraining import pairs, scoring
     from maelm_jax.training import checkpoint
 
     read, scores = pairs.read(args.pairs, args.pairs_per_paradigm), {}
     paths = cli.listed("--models", args.models)
     for path in paths:
-        for step in _steps(path, args):
-            encoder = Encoder.load(path, step)
+        for encoder in _encoders(path, args):
             encoder.check_predicts(path)
             name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
             scores[name] = pairs.score(encoder, read, name, args.temperature)
@@ -129,7 +133,6 @@ def _score_pairs(args: argparse.Namespace) -> int:
 
 def _probe(args: argparse.Namespace) -> int:
     """Scores linear probes of the models. Returns the exit status."""
-    from maelm_jax.encoders.encoder import Encoder
     from maelm_jax.finetuning import probe
     from maelm_jax.pretraining import pairs, scoring
     from maelm_jax.training import checkpoint
@@ -137,8 +140,7 @@ def _probe(args: argparse.Namespace) -> int:
     tasks = [probe.read(folder) for folder in cli.listed("--probe", args.probe)]
     encoders = {}
     for path in cli.listed("--models", args.models):
-        for step in _steps(path, args):
-            encoder = Encoder.load(path, step)
+        for encoder in _encoders(path, args):
             name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
             encoders[name] = encoder
     scores = []
@@ -168,6 +170,14 @@ def _score_floor(path: str, read: list, temperature: float) -> dict:
     fresh = scoring.with_fresh_weights(encoder)
     scores["fresh weights"] = pairs.score(fresh, read, "fresh weights", temperature)
     return scores
+
+
+def _encoders(path: str, args: argparse.Namespace) -> "collections.abc.Iterator[Encoder]":
+    """Loads a model at each step that is measured. What its run prunes before is left out."""
+    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.training import checkpoint
+
+    return checkpoint.read_each(_steps(path, args), functools.partial(Encoder.load, path))
 
 
 def _steps(path: str, args: argparse.Namespace) -> list[int | None]:

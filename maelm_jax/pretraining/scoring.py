@@ -39,8 +39,9 @@ class TrainedModel(typing.NamedTuple):
     """A model with a prediction head, and the settings that it is evaluated with."""
 
     path: str
-    # Each reads a checkpoint: the parameters of one at a time are in memory.
-    checkpoints: list[collections.abc.Callable[[], Checkpoint]]
+    steps: collections.abc.Sequence[int | None]  # None: the newest, or the model is no workdir
+    # Reads a step's checkpoint. The parameters of one at a time are in memory.
+    read: collections.abc.Callable[[int | None], Checkpoint]
     experiment: config.Experiment
     vocabulary: vocabularies.Vocabulary
     length: int  # the longest input in tokens
@@ -104,16 +105,17 @@ def open_model(
         raise config.ConfigError(
             f"{path} is a fine-tuned run, which predicts no tokens: name a run of pretraining"
         )
-    saved = [source.find_encoder(path, step) for step in steps]
-    saved[0].require_bidirectional()
-    vocabulary, model = saved[0].loaded_vocabulary, saved[0].model
+    saved = source.find_encoder(path, steps[-1])
+    saved.require_bidirectional()
+    vocabulary = saved.loaded_vocabulary
     rows = _recorded_rows(workdir, experiment.corpus, vocabulary, needs_rows)
-    checkpoints = [functools.partial(_read, one) for one in saved]
-    evaluated = experiment.evaluated.with_model(model)
-    return TrainedModel(path, checkpoints, evaluated, vocabulary, saved[0].length, rows)
+    evaluated = experiment.evaluated.with_model(saved.model)
+    read = functools.partial(_read, path)
+    return TrainedModel(path, steps, read, evaluated, vocabulary, saved.length, rows)
 
 
-def _read(saved: source.EncoderSource) -> Checkpoint:
+def _read(path: str, step: int | None) -> Checkpoint:
+    saved = source.find_encoder(path, step)
     params = traverse_util.unflatten_dict(saved.read_params(), sep="/")
     return Checkpoint(saved.step, params)
 
@@ -130,8 +132,13 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
         decoder=loaded.model.decoder,
         compute=loaded.model.compute,
     )
-    checkpoints = [lambda: read]
-    return TrainedModel(path, checkpoints, experiment, loaded.vocabulary, loaded.length, rows=None)
+
+    def read_it(_: int | None) -> Checkpoint:
+        return read
+
+    return TrainedModel(
+        path, [step], read_it, experiment, loaded.vocabulary, loaded.length, rows=None
+    )
 
 
 def _recorded_rows(
@@ -209,7 +216,8 @@ def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> Tr
 def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
     """Measures the loss of a model on rows of ids, int32 [R, L], at each of its checkpoints.
 
-    Masks are those of `Run.seed`. On the held-out rows of a run they are those of its evaluations.
+    A checkpoint that the run prunes meanwhile is left out, unless it was the only one. Masks are
+    those of `Run.seed`. On the held-out rows of a run they are those of its evaluations.
     Raises ConfigError if no token is masked.
     """
     experiment, vocabulary, objective = model.experiment, model.vocabulary, model.objective
@@ -224,8 +232,7 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
 
     unigram = None if model.rows is None else objective.make_baseline(model.rows).loss(rows)
     measured = []
-    for read_checkpoint in model.checkpoints:
-        number, params = read_checkpoint()
+    for number, params in checkpoint.read_each(model.steps, model.read):
         name = name_model(model.path, number)
         losses, correct, counts = _sums(loss, params, parts, name)
         masked = counts.sum()
