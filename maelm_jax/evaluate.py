@@ -85,7 +85,9 @@ def main(argv: list[str]) -> int:
             args.tokens,
             length,
         )
-        models = [scoring.masked_alike(model, args.rate, length, args.seed) for model in models]
+        models = [
+            scoring.with_comparable_masks(model, args.rate, length, args.seed) for model in models
+        ]
     else:
         rows = [scoring.heldout_rows(model) for model in models]
     by_model = [scoring.measure(*pair) for pair in zip(models, rows, strict=True)]

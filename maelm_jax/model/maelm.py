@@ -241,4 +241,4 @@ def encoder_graph(model: config.Model, vocabulary_size: int, pad_id: int) -> nnx
 
 def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:
     """Returns the module with these parameters."""
-    return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, parameters)))
+    return nnx.merge(graph, jax.tree.map(nnx.Param, parameters))

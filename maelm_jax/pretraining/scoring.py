@@ -190,7 +190,7 @@ def heldout_rows(model: TrainedModel) -> np.ndarray:
     return batches.read_heldout(model.rows.split("heldout"), model.rows.rates, count)
 
 
-def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> TrainedModel:
+def with_comparable_masks(model: TrainedModel, rate: float, length: int, seed: int) -> TrainedModel:
     """Returns the model with masks that compare with those of other models.
 
     Single tokens are masked, special tokens never. The encoder reads [MASK] at as many of them as

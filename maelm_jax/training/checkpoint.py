@@ -1,9 +1,10 @@
 """Saves and restores checkpoints with Orbax.
 
 A checkpoint is the folder checkpoints/STEP of a workdir. Orbax writes it in the background and
-marks it as complete when everything is written. Neither Orbax nor TensorStore has checksums for the
-bytes of arrays, so each checkpoint has a file with the MD5 of every other file. It is written
-before the checkpoint is complete, and every reader verifies it.
+marks it as complete when everything is written. TensorStore has a codec with checksums, which rows
+use. But Orbax chooses the codecs of arrays, without that one, and its files of JSON have no
+checksum. So each checkpoint has a file with the MD5 of every other file. It is written before the
+checkpoint is complete, and every reader verifies it.
 """
 
 import base64
