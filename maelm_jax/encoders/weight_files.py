@@ -54,6 +54,8 @@ def read_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
                 files = [storage.inside(folder, name).path for name in names]
             tensors = {}
             for file in files:
+                if not file.is_file():
+                    raise ConfigError(f"{index} names {file.name}, and no such file is there")
                 tensors |= read(file)
             return _rename(tensors)
     raise ConfigError(f"{folder} holds neither {WEIGHTS} nor {PYTORCH_WEIGHTS}")
