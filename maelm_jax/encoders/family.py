@@ -87,6 +87,7 @@ WORDPIECE_OPTIONS = (
     TokenizerOption("do_lower_case", True, "normalizer", "lowercase"),
     TokenizerOption("strip_accents", None, "normalizer", "strip_accents"),
     TokenizerOption("tokenize_chinese_chars", True, "normalizer", "handle_chinese_chars"),
+    TokenizerOption("clean_text", True, "normalizer", "clean_text"),
     TokenizerOption("pre_tokenizer", "BertPreTokenizer", "pre_tokenizer", "type"),
 )
 

@@ -399,7 +399,7 @@ def check_options(family: Family, folder: pathlib.Path):
     for name, default, part, option in family.tokenizer_options:
         with storage.reading(tokenizer):
             step, value = dict(stored.get(part) or {}), stated.get(name, default)
-        made_with = step.get(option, f"another {part}")
+        made_with = step.get(option, f"another {part}") if step else None
         if made_with != value:
             raise config.ConfigError(
                 f"{folder}: tokenizer_config.json has {name} {value!r}"

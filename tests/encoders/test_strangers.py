@@ -261,7 +261,15 @@ def test_an_error_of_the_program_is_not_one_of_the_file(stock, monkeypatch):
 
 
 WRONG = {
-    "config.json": [{"hidden_size": "32"}, {"hidden_size": None}, {"num_hidden_layers": [2]}, {"vocab_size": {}}, {"model_type": ["bert"]}, []],
+    "config.json": [
+        {"hidden_size": "32"},
+        {"hidden_size": None},
+        {"num_hidden_layers": [2]},
+        {"num_hidden_layers": 10**9},
+        {"vocab_size": {}},
+        {"model_type": ["bert"]},
+        [],
+    ],
     "tokenizer_config.json": [{"model_max_length": "many"}, {"model_max_length": 1}, []],
 }
 
