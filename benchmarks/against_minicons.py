@@ -24,7 +24,7 @@ def main():
     from minicons import scorer
 
     from maelm_jax.encoders.encoder import Encoder
-    from maelm_jax.pretraining import pairs
+    from maelm_jax.measuring import pairs
 
     groups = itertools.groupby(pairs.read(args.pairs), key=lambda pair: pair.paradigm)
     first = [list(itertools.islice(group, args.count)) for _, group in groups]

@@ -30,8 +30,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax.data import readers
 from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.measuring import pairs
 from maelm_jax.model import model_inputs
-from maelm_jax.pretraining import pairs
 
 ROWS = 32  # of a batch
 FOLDS = 5

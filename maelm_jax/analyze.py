@@ -41,8 +41,8 @@ def main(argv: list[str]) -> int:
     cli.require_writable("--workdir", f"{args.workdir}/report.md")
     _check_flags(args, bindings)
 
-    from maelm_jax.analysis import report, runs
     from maelm_jax.data import packing
+    from maelm_jax.measuring import report, runs
     from maelm_jax.training import run_rows
     from maelm_jax.training.workdir import REPORTING
 

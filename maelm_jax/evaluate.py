@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         return _probe(args)
 
     from maelm_jax.data import packing
-    from maelm_jax.pretraining import scoring
+    from maelm_jax.measuring import scoring
     from maelm_jax.training import run_rows
 
     models = [
@@ -109,7 +109,7 @@ def main(argv: list[str]) -> int:
 
 def _score_pairs(args: argparse.Namespace) -> int:
     """Scores the models on minimal pairs. Returns the exit status."""
-    from maelm_jax.pretraining import pairs, scoring
+    from maelm_jax.measuring import pairs, scoring
     from maelm_jax.training import checkpoint
 
     read, scores = pairs.read(args.pairs, args.pairs_per_paradigm), {}
@@ -135,8 +135,7 @@ def _score_pairs(args: argparse.Namespace) -> int:
 
 def _probe(args: argparse.Namespace) -> int:
     """Scores linear probes of the models. Returns the exit status."""
-    from maelm_jax.finetuning import probe
-    from maelm_jax.pretraining import pairs, scoring
+    from maelm_jax.measuring import pairs, probe, scoring
     from maelm_jax.training import checkpoint
 
     tasks = [probe.read(folder) for folder in cli.listed("--probe", args.probe)]
@@ -161,7 +160,7 @@ def _probe(args: argparse.Namespace) -> int:
 def _score_floor(path: str, read: list, temperature: float) -> dict:
     """Returns what the token frequencies and the fresh weights of a model score on pairs."""
     from maelm_jax.encoders.encoder import Encoder
-    from maelm_jax.pretraining import pairs, scoring
+    from maelm_jax.measuring import pairs, scoring
 
     encoder, scores = Encoder.load(path), {}
     token_nll = scoring.token_frequencies(path)

@@ -10,9 +10,9 @@ import pytest
 from testing import english, random_parameters
 
 from maelm_jax import analyze, config, gin_files, plotting
-from maelm_jax.analysis import figures
-from maelm_jax.analysis import report as reports
 from maelm_jax.data import vocabulary_training
+from maelm_jax.measuring import figures
+from maelm_jax.measuring import report as reports
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
 from maelm_jax.training.workdir import Workdir

@@ -15,7 +15,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 # Top to bottom. A module imports from its own layer and from those below it.
 LAYERS = (
     {"train", "prepare", "finetune", "analyze", "evaluate", "export", "embed", "plan", "merge"},
-    {"cli", "planning"},
+    {"cli", "measuring", "planning"},
     {"pretraining", "finetuning"},
     {"analysis", "encoders"},
     {"training"},

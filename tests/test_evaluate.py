@@ -10,7 +10,7 @@ from testing import STEPS, call, metrics
 
 from maelm_jax import config, evaluate, export
 from maelm_jax.data import packing, vocabularies
-from maelm_jax.pretraining import scoring
+from maelm_jax.measuring import scoring
 
 
 @pytest.fixture

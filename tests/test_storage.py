@@ -12,9 +12,9 @@ from emulators import put, put_folder
 from testing import english, finish, start, write_corpus
 
 from maelm_jax import config, finetune, storage, train
-from maelm_jax.analysis import runs
 from maelm_jax.data import batches, prepare, readers, rows, sources, vocabulary_training
 from maelm_jax.encoders import source
+from maelm_jax.measuring import runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of gcsfs and aiohttp, about loops that are not closed
 

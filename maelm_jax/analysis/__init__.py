@@ -1,1 +1,1 @@
-"""Ranks and spectra of hidden states, with and without [MASK]."""
+"""Moments, ranks and spectra of hidden states, with and without [MASK]."""

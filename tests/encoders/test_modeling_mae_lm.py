@@ -20,8 +20,8 @@ import maelm_jax  # noqa: E402
 from maelm_jax import config  # noqa: E402
 from maelm_jax.encoders import decoder_file, source  # noqa: E402
 from maelm_jax.encoders.encoder import Encoder  # noqa: E402
+from maelm_jax.measuring import pairs  # noqa: E402
 from maelm_jax.model import maelm, model_inputs, ops  # noqa: E402
-from maelm_jax.pretraining import pairs  # noqa: E402
 
 LENGTH = 40
 SMALL = {"layers": 2, "width": 32, "heads": 4, "feed_forward": 48, "max_positions": 48, "decoder_layers": 2}

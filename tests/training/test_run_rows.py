@@ -10,8 +10,8 @@ import pytest
 from testing import call, english, steps_of, training, write_corpus
 
 from maelm_jax import config
-from maelm_jax.analysis import runs
 from maelm_jax.data import prepare, sources, vocabulary_training
+from maelm_jax.measuring import runs
 from maelm_jax.training import run_rows
 from maelm_jax.training.workdir import Workdir
 

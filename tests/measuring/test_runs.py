@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files
-from maelm_jax.analysis import runs
+from maelm_jax.measuring import runs
 from maelm_jax.training import run_rows
 from maelm_jax.training.workdir import Workdir
 

@@ -15,7 +15,7 @@ import numpy as np
 from maelm_jax import config, tables
 from maelm_jax.data import readers
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.pretraining import likelihoods
+from maelm_jax.measuring import likelihoods
 
 TWO_SIDED_95 = 1.96  # standard errors on each side of a mean
 DIGITS = 5  # of the log-likelihoods in a JSON file

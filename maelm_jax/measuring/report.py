@@ -5,8 +5,9 @@ import json
 import numpy as np
 
 from maelm_jax import config, storage, tables
-from maelm_jax.analysis import figures, ranks
-from maelm_jax.analysis.figures import KIND_LABELS
+from maelm_jax.analysis import ranks
+from maelm_jax.measuring import figures
+from maelm_jax.measuring.figures import KIND_LABELS
 from maelm_jax.training.workdir import Workdir
 
 RANKS_FILE = "ranks.json"

@@ -8,8 +8,8 @@ import pytest
 
 from maelm_jax import config, evaluate
 from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.measuring import likelihoods, pairs, scoring
 from maelm_jax.model import model_inputs
-from maelm_jax.pretraining import likelihoods, pairs, scoring
 
 SENTENCES = [
     "The value of the object is a number.",

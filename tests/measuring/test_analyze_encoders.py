@@ -7,8 +7,8 @@ import pytest
 from testing import english
 
 from maelm_jax import analyze, config, export
-from maelm_jax.analysis import runs
 from maelm_jax.data import packing
+from maelm_jax.measuring import runs
 from maelm_jax.training import run_rows
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, evaluate, load_encoder
-from maelm_jax.finetuning import probe
+from maelm_jax.measuring import probe
 
 
 @pytest.fixture(scope="module")

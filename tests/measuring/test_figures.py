@@ -7,7 +7,7 @@ import pytest
 from matplotlib import pyplot
 
 from maelm_jax import plotting
-from maelm_jax.analysis import figures
+from maelm_jax.measuring import figures
 
 
 def measured(name: str, seed: int) -> dict:
