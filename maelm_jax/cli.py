@@ -338,6 +338,16 @@ def open_outputs():
         setattr(sys, name, output)
 
 
+def _report_unraisable(unraisable: typing.Any):
+    """Prints an error of a callback that nobody can catch, except one of a save that has failed.
+
+    TensorStore reports every write that ends after the first one has failed to a loop that is
+    closed. Orbax raises the error of the first.
+    """
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
 def run(main: Main, trains: bool = False, advice: str = "") -> typing.NoReturn:
     """Runs a command and ends the process with its exit status.
 
@@ -346,6 +356,7 @@ def run(main: Main, trains: bool = False, advice: str = "") -> typing.NoReturn:
     start again to get huge pages (huge_pages.py). `advice` is for `ending`.
     """
     open_outputs()
+    sys.unraisablehook = _report_unraisable
     if trains:
         huge_pages.use_huge_pages(sys.argv[1:])
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))

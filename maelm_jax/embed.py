@@ -86,8 +86,9 @@ def read_lines(path: str) -> list[str]:
 
     Raises ConfigError if the file is empty or not UTF-8.
     """
-    with storage.reading(path, "convert it to UTF-8, e.g. with iconv -t UTF-8"):
-        lines = pathlib.Path(path).read_bytes().decode("utf-8-sig").split("\n")
+    with storage.reading(path, "convert it to UTF-8, e.g. with iconv -t UTF-8", UnicodeError):
+        text = pathlib.Path(path).read_bytes().decode("utf-8-sig")
+    lines = text.split("\n")
     lines = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     if not lines:
         raise config.ConfigError(f"--input={path} holds no line. Give a file with text")

@@ -37,11 +37,17 @@ writes every number as JSON. Exit status: 0 done, 2 wrong input, 1 anything else
 """
 
 import argparse
+import collections.abc
+import functools
 import json
 import os
 import pathlib
+import typing
 
 from maelm_jax import cli, config, gin_files, storage, tables
+
+if typing.TYPE_CHECKING:
+    from maelm_jax.encoders.encoder import Encoder
 
 HEADER = (
     "model",
@@ -82,7 +88,9 @@ def main(argv: list[str]) -> int:
             args.tokens,
             length,
         )
-        models = [scoring.masked_alike(model, args.rate, length, args.seed) for model in models]
+        models = [
+            scoring.with_comparable_masks(model, args.rate, length, args.seed) for model in models
+        ]
     else:
         rows = [scoring.heldout_rows(model) for model in models]
     by_model = [scoring.measure(*pair) for pair in zip(models, rows, strict=True)]
@@ -110,8 +118,8 @@ def _score_pairs(args: argparse.Namespace) -> int:
     read, scores = pairs.read(args.pairs, args.pairs_per_paradigm), {}
     paths = cli.listed("--models", args.models)
     for path in paths:
-        for step in _steps(path, args):
-            encoder = _open_scorer(path, step, args)
+        open_scorer = functools.partial(_open_scorer, path, args=args)
+        for encoder in checkpoint.read_each(_steps(path, args), open_scorer):
             name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
             scores[name] = pairs.score(encoder, read, name, args.temperature)
     if args.floor:
@@ -130,15 +138,13 @@ def _score_pairs(args: argparse.Namespace) -> int:
 
 def _probe(args: argparse.Namespace) -> int:
     """Scores linear probes of the models. Returns the exit status."""
-    from maelm_jax.encoders.encoder import Encoder
     from maelm_jax.measuring import pairs, probe, scoring
     from maelm_jax.training import checkpoint
 
     tasks = [probe.read(folder) for folder in cli.listed("--probe", args.probe)]
     encoders = {}
     for path in cli.listed("--models", args.models):
-        for step in _steps(path, args):
-            encoder = Encoder.load(path, step)
+        for encoder in _encoders(path, args):
             name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
             encoders[name] = encoder
     scores = []
@@ -177,6 +183,14 @@ def _score_floor(path: str, read: list, args: argparse.Namespace) -> dict:
     fresh = scoring.with_fresh_weights(encoder)
     scores["fresh weights"] = pairs.score(fresh, read, "fresh weights", args.temperature)
     return scores
+
+
+def _encoders(path: str, args: argparse.Namespace) -> "collections.abc.Iterator[Encoder]":
+    """Loads a model at each step that is measured. What its run prunes before is left out."""
+    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.training import checkpoint
+
+    return checkpoint.read_each(_steps(path, args), functools.partial(Encoder.load, path))
 
 
 def _steps(path: str, args: argparse.Namespace) -> list[int | None]:

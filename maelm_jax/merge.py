@@ -43,15 +43,16 @@ def main(argv: list[str]) -> int:
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
     found = [source.find_encoder(name) for name in names]
     check_alike(found)
-    tokens = [one.workdir.trained_tokens(one.step) for one in found]
-    most = found[tokens.index(max(tokens))]
 
     total: dict = {}
-    for one in found:
-        part = checkpoint.read_params(one.workdir, one.step)
+    for name, one in zip(names, found, strict=True):
+        wanted = checkpoint.split_name(name).step
+        one.step, part = checkpoint.read_kept(one.workdir, one.step, wanted)
         part = jax.tree.map(lambda leaf: leaf.astype(np.float64), part)
         total = jax.tree.map(np.add, total, part) if total else part
     mean = jax.tree.map(lambda leaf: (leaf / len(found)).astype(np.float32), total)
+    tokens = [one.workdir.trained_tokens(one.step) for one in found]
+    most = found[tokens.index(max(tokens))]
 
     with export.write_atomically(args.workdir) as folder:
         merged = Workdir(folder)

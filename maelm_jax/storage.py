@@ -24,6 +24,9 @@ from maelm_jax.config import ConfigError, RunError
 FULL = (errno.ENOSPC, errno.EDQUOT)
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of flock(2): no lock support
 LOCK_POLL_SECONDS = 0.5
+# What Python raises for text that is no JSON, and for values of JSON that are of another form than
+# expected.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/")  # as gs:/bucket, https://host, file:///folder
 # Orbax's paths read buckets with fsspec too, even if TensorFlow is installed.
 os.environ.setdefault("EPATH_USE_TF", "false")
@@ -136,25 +139,31 @@ def write(path: str | os.PathLike, content: bytes | str):
 
 
 @contextlib.contextmanager
-def reading(path: str | os.PathLike, remedy: str = "put a whole copy of it there"):
-    """Context manager that turns any error about the content of a file into one line.
+def reading(
+    path: str | os.PathLike,
+    remedy: str = "put a whole copy of it there",
+    errors: type[Exception] | tuple[type[Exception], ...] = MALFORMED,
+):
+    """Context manager that turns an error about the content of a file into one line.
 
-    It raises ConfigError, with `remedy`, if the block raises another error than OSError, RunError
-    or ConfigError.
+    It raises ConfigError, with `remedy`, if the block raises one of `errors`, except OSError,
+    RunError and ConfigError. The block takes values out of the content, or calls a library that
+    documents `errors`. It does nothing else, because an error of other code is not the file's.
     """
     try:
         yield
     except (ConfigError, RunError, OSError):
         raise
-    except Exception as error:
+    except errors as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ConfigError(f"{path} cannot be read ({reason}); {remedy}") from error
 
 
 def read_json(path: str | os.PathLike) -> typing.Any:
     """Reads a JSON file, here or in a bucket. Raises ConfigError if it is not JSON."""
-    with reading(path):
-        return json.loads(read_bytes(path))
+    content = read_bytes(path)
+    with reading(path, errors=(ValueError, RecursionError)):
+        return json.loads(content)
 
 
 def write_json(path: str | os.PathLike, content: typing.Any):

@@ -63,6 +63,17 @@ def test_the_newest_checkpoint_may_be_pruned_before_it_is_read(uninterrupted, tm
         scores(f"--models={run}", f"--step={STEPS + 5}")
 
 
+def test_a_step_that_is_pruned_meanwhile_is_left_out_of_all_steps(uninterrupted, tmp_path, scores, monkeypatch, caplog):
+    run = shutil.copytree(uninterrupted, tmp_path / "run")
+    for path in (run / "checkpoints").iterdir():
+        if path.name not in ("20", "40", "60"):
+            shutil.rmtree(path)
+    heldout_rows = scoring.heldout_rows
+    monkeypatch.setattr(scoring, "heldout_rows", lambda model: shutil.rmtree(run / "checkpoints" / "40") or heldout_rows(model))
+    assert [score["step"] for score in scores(f"--models={run}", "--all_steps")] == [20, 60]
+    assert "step 40" in caplog.text
+
+
 def test_an_export_scores_as_its_run(uninterrupted, other_text, tmp_path, scores, capsys):
     assert export.main([f"--workdir={uninterrupted}", f"--output={tmp_path / 'out'}"]) == 0
     capsys.readouterr()

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from testing import ROOT, call, training
 
+from maelm_jax import merge as merge_command
 from maelm_jax.training import checkpoint
 from maelm_jax.training.workdir import Workdir
 
@@ -56,6 +57,22 @@ def test_a_merge_that_fails_half_way_leaves_nothing_under_its_name(uninterrupted
     monkeypatch.undo()
     done = merge(f"{uninterrupted}@60", workdir=merged)
     assert done.status == 0, done.stderr
+
+
+def test_a_checkpoint_that_the_run_prunes_before_it_is_read(uninterrupted, tmp_path, monkeypatch):
+    """The newest is that of the moment. A step that was named is not replaced by another."""
+    run, check = shutil.copytree(uninterrupted, tmp_path / "run"), merge_command.check_alike
+    gone = iter((60, 55))
+
+    def prune(found):
+        check(found)
+        shutil.rmtree(run / "checkpoints" / str(next(gone)))
+
+    monkeypatch.setattr(merge_command, "check_alike", prune)
+    done = merge(str(run), workdir=tmp_path / "merged")
+    assert done.status == 0 and checkpoint.complete_steps(Workdir(tmp_path / "merged")) == [55], done.stderr
+    done = merge(f"{run}@55", f"{run}@50", workdir=tmp_path / "other")
+    assert done.status == 2 and "step 55" in done.stderr and done.stderr.count("\n") == 1 and not (tmp_path / "other").exists()
 
 
 def test_what_cannot_be_averaged_is_refused(uninterrupted, tmp_path):

@@ -113,6 +113,18 @@ def test_a_run_whose_workdir_is_renamed_ends(text, tmp_path, monkeypatch):
     assert not begun.exists() and [line["step"] for line in metrics(renamed)] == [1, 2, 3]
 
 
+def test_a_workdir_removed_during_a_save_ends_the_run_with_one_line(text, tmp_path):
+    """Orbax's threads and TensorStore's callbacks would print hundreds."""
+    run = tmp_path / "run"
+    process = start("train", *training(text, run, "--gin.Encoder.layers=8", "--gin.Run.checkpoint_every=1"))
+    send_when(process, 0, lambda: list(run.glob("checkpoints/*tmp")))
+    while run.exists():  # threads write into it
+        shutil.rmtree(run, ignore_errors=True)
+    done = finish(process)
+    assert done.status == 1 and "Traceback" not in done.stderr and "ERROR" not in done.stderr, done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith(f"error: {run} was removed or renamed")
+
+
 def test_with_unigram_bias_the_loss_starts_near_the_unigram_cross_entropy(text, uninterrupted, tmp_path):
     argv = training(text, tmp_path, "--gin_file=mlm.gin", "--gin.TRAIN_STEPS=1", "--gin.Init.unigram_bias=True", "--gin.Run.rank_every=0")
     assert call("train", *argv).status == 0

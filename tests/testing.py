@@ -101,6 +101,7 @@ def call(command: str, *argv, devices: int = 1) -> Done:
         stack.enter_context(unittest.mock.patch.dict(os.environ))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(sys, "argv", [f"maelm_jax.{command}", *map(str, argv)])
+        patch.setattr(sys, "unraisablehook", sys.unraisablehook)  # pytest's comes back
         patch.setattr(huge_pages, "use_huge_pages", lambda argv: None)
         for logger in (root, ours):
             stack.callback(logger.setLevel, logger.level)

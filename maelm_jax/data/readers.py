@@ -29,6 +29,8 @@ from maelm_jax.config import ConfigError, RunError
 
 PACKINGS = (".gz", ".xz", ".zst")
 JSON_LINES = (".jsonl", ".json", ".ndjson")
+# A reader checks what a file holds. So these are errors of the program, and no file is left out.
+DEFECTS = (TypeError, AttributeError, NameError, AssertionError)
 LONGEST_CELL = 2**31 - 1  # characters
 LOOKED_AT_BYTES = 1 << 16  # of a file whose name does not tell its format
 # TFDS names its files `name.tfrecord-00000-of-00008`.
@@ -233,9 +235,9 @@ def _naming(path: str, opened: str | None = None) -> typing.Iterator[None]:
     """
     try:
         yield
-    except (ConfigError, RunError, ImportError):
+    except (ConfigError, RunError, ImportError, *DEFECTS):
         raise
-    except Exception as error:
+    except Exception as error:  # the libraries of formats and of buckets have no class in common
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         if _is_of_file(opened or path, error):
             raise BadFile(

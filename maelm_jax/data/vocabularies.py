@@ -11,6 +11,7 @@ around them treated as the file says (lstrip, rstrip, normalized). A literal `<s
 """
 
 import abc
+import collections.abc
 import dataclasses
 import functools
 import hashlib
@@ -28,11 +29,11 @@ from sentencepiece import sentencepiece_model_pb2
 from maelm_jax import config, storage
 
 NAMES = {
-    "bos": ("<s>", "[CLS]", "<bos>"),
+    "bos": ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>"),
     "pad": ("<pad>", "[PAD]"),
-    "eos": ("</s>", "[SEP]", "<eos>"),
+    "eos": ("</s>", "[SEP]", "<eos>", "<|end_of_text|>"),
     "unk": ("<unk>", "[UNK]"),
-    "mask": ("<mask>", "[MASK]"),
+    "mask": ("<mask>", "[MASK]", "<|mask|>"),
 }
 MOST_IDS_PER_PIECE = 2  # of a tokenizer.json, which may leave ids unused
 SPECIAL = frozenset(itertools.chain(*NAMES.values()))
@@ -68,7 +69,8 @@ class Vocabulary(abc.ABC):
 
     Attributes:
         size: Number of ids, special ids included.
-        bos, pad, eos, unk, mask: The special ids.
+        bos, pad, eos, unk, mask: The special ids. A vocabulary to which no text is unknown may have
+            `unk` equal to `pad`.
         fingerprint: SHA-256 of the file, in hex.
     """
 
@@ -274,6 +276,10 @@ class TokenizerJsonVocabulary(Vocabulary):
 
     Its tokens include `<s> <pad> </s> <unk> <mask>` or `[CLS] [PAD] [SEP] [UNK] [MASK]`. If its
     post-processor adds one token before a text and one after it, these are `<s>` and `</s>`.
+
+    A byte-level file (EuroBERT's) may have no `<unk>`, and no `<pad>` because its model pads with
+    `</s>`. `<pad>` is recognised by its id here, so it is then the first special token that has no
+    other use. Padding is not attended to, so its id changes no output.
     """
 
     FILE = "tokenizer.json"
@@ -284,6 +290,8 @@ class TokenizerJsonVocabulary(Vocabulary):
         super().__init__(content)
         self.file = json.loads(content)
         self.file["truncation"] = self.file["padding"] = None
+        if dropout := self.file["model"].get("dropout"):
+            raise ValueError(f"it leaves out merges at random (dropout {dropout}): set that to 0")
         whole = tokenizers.Tokenizer.from_str(json.dumps(self.file))
         # The post-processor adds special tokens, and the one of RoBERTa cuts a character off the
         # offsets of each word if the tokenizer adds a space where the text has none.
@@ -298,9 +306,14 @@ class TokenizerJsonVocabulary(Vocabulary):
         known = {}
         if len(ends) == 2 and None not in map(whole.id_to_token, ends):
             known = dict(zip(("bos", "eos"), ends, strict=True))
-        self.bos, self.pad, self.eos, self.unk, self.mask = (
-            known[key] if key in known else _special_id(key, whole, special) for key in NAMES
-        )
+        for key in ("bos", "eos", "mask"):
+            if key not in known:
+                known[key] = _special_id(key, whole, special)
+        is_byte_level = "ByteLevel" in {one["type"] for one in _steps(self.file["pre_tokenizer"])}
+        unused = sorted(special - set(known.values()))
+        known["pad"] = _special_id("pad", whole, special, unused if is_byte_level else [])
+        known["unk"] = _special_id("unk", whole, special, [known["pad"]] if is_byte_level else [])
+        self.bos, self.pad, self.eos, self.unk, self.mask = (known[key] for key in NAMES)
         # `encode_special_tokens` makes text of what is marked as special. That shall be the five.
         for token in self.file.setdefault("added_tokens", []):
             token["special"] = token["id"] in self.special_ids
@@ -366,10 +379,17 @@ class TokenizerJsonVocabulary(Vocabulary):
         )
 
 
-def _special_id(key: str, tokenizer, special: set[int]) -> int:
-    """Returns the id of a special token. A token marked as special goes before a piece."""
+def _special_id(
+    key: str, tokenizer, special: set[int], instead: collections.abc.Sequence[int] = ()
+) -> int:
+    """Returns the id of a special token. A token marked as special goes before a piece.
+
+    Without such a token, it is the first of `instead`.
+    """
     ids = [tokenizer.token_to_id(name) for name in NAMES[key]]
     known = [index for index in ids if index is not None]
+    if not known and instead:
+        return instead[0]
     if not known:
         raise ValueError(f"it has no special token {' or '.join(NAMES[key])}")
     unknown = getattr(tokenizer.model, "unk_token", None)
@@ -528,7 +548,8 @@ def _in_order_of(dictionary: pathlib.Path, content: bytes) -> bytes:
 
 def _try_out(vocabulary: Vocabulary):
     """Raises ValueError unless the vocabulary is consistent and encodes text."""
-    if len(vocabulary.special_ids) < len(NAMES):
+    others = {vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.mask}
+    if len(others) < len(NAMES) - 1 or vocabulary.unk in others - {vocabulary.pad}:
         raise ValueError("two of its special tokens have the same id")
     ids = vocabulary.encode_with_offsets(TRIAL).ids
     if ids != vocabulary.encode(TRIAL):

@@ -159,7 +159,7 @@ def check(
     ]
     expected = {path: shape for path, shape in shapes.items() if path.startswith(MODULES)}
     with (
-        storage.reading(folder / FILE),
+        storage.reading(folder / FILE, errors=safetensors.SafetensorError),
         safetensors.safe_open(folder / FILE, framework="np") as file,
     ):
         names = file.keys()

@@ -9,6 +9,7 @@ from maelm_jax.encoders.modernbert import MODERNBERT
 from maelm_jax.encoders.mpnet import MPNET
 from maelm_jax.encoders.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
+MOST_LAYERS = 10_000  # of a stranger's config.json, for each of which some memory is taken
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (BERT, CAMEMBERT, DISTILBERT, ELECTRA, MODERNBERT, MPNET, ROBERTA, XLM_ROBERTA)
@@ -63,6 +64,8 @@ def read_family(content: dict[str, typing.Any], folder: str) -> Family:
     family = FAMILIES.get(content.get("model_type"))
     if family is None:
         unsupported = [f"model_type {content.get('model_type')!r} (only {', '.join(FAMILIES)})"]
+    elif (layers := content.get(family.fields["layers"], 0)) > MOST_LAYERS:
+        unsupported = [f"{family.fields['layers']} {layers} (only up to {MOST_LAYERS})"]
     else:
         unsupported = family.find_unsupported(content)
     if unsupported:

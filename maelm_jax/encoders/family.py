@@ -78,7 +78,7 @@ class TokenizerOption(typing.NamedTuple):
     """An entry of tokenizer_config.json, and where tokenizer.json states the same."""
 
     name: str
-    default: bool | None  # of the tokenizer's class, for a file without the entry
+    default: bool | str | None  # of the tokenizer's class, for a file without the entry
     part: str
     option: str
 
@@ -87,6 +87,8 @@ WORDPIECE_OPTIONS = (
     TokenizerOption("do_lower_case", True, "normalizer", "lowercase"),
     TokenizerOption("strip_accents", None, "normalizer", "strip_accents"),
     TokenizerOption("tokenize_chinese_chars", True, "normalizer", "handle_chinese_chars"),
+    TokenizerOption("clean_text", True, "normalizer", "clean_text"),
+    TokenizerOption("pre_tokenizer", "BertPreTokenizer", "pre_tokenizer", "type"),
 )
 
 
@@ -290,10 +292,11 @@ class Family:
         if name.endswith("Model") and not name.endswith("LMHeadModel"):
             entries["tie_word_embeddings"] = True  # there is no head
         supported = self.supported | {name: entries[other] for name, other in self.equal.items()}
+        supported |= {"quantization_config": None}
         return [
             f"{name} {entries[name]!r} (only {value!r})"
             for name, value in supported.items()
-            if entries[name] != value
+            if entries.get(name) != value
         ]
 
     def read_settings(self, content: dict[str, typing.Any]) -> dict[str, typing.Any]:

@@ -244,6 +244,8 @@ def _describe_fault(value: np.ndarray | None, shape: tuple[int, ...]) -> str:
         return "is missing"
     if tuple(value.shape) != shape:
         return f"has shape {tuple(value.shape)}, expected {shape}"
+    if value.dtype.kind in "biu":  # its scale is elsewhere
+        return f"holds {value.dtype}, no floating-point numbers"
     with np.errstate(over="ignore", invalid="ignore"):
         is_finite = np.isfinite(value.astype(np.float32, copy=False)).all()
     return "" if is_finite else "holds numbers that are not finite"

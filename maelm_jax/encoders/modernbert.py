@@ -30,10 +30,14 @@ class ModernBert(family.Family):
             unsupported.append(f"layer_types {types!r} (only {order})")
         if entries.get("rope_scaling") is not None:
             unsupported.append(f"rope_scaling {entries['rope_scaling']!r} (only None)")
-        for kind in (GLOBAL, LOCAL):
-            rope_type = _rotary(entries, kind).get("rope_type", "default")
-            if kind in types and rope_type != "default":
-                unsupported.append(f"rope_type {rope_type!r} (only 'default')")
+        kinds = (GLOBAL, LOCAL)
+        for name in (entries.get("rope_parameters") or {}).keys() - kinds:
+            unsupported.append(f"rope_parameters with {name!r} (only with {' and '.join(kinds)})")
+        for kind in kinds:
+            rotary = _rotary(entries, kind)
+            others = {name: x for name, x in rotary.items() if name not in ("rope_theta", "type")}
+            if kind in types and others not in ({}, {"rope_type": "default"}):
+                unsupported.append(f"rope_parameters {others!r} (only rope_theta)")
         return unsupported
 
     def read_settings(self, content: dict[str, typing.Any]) -> dict[str, typing.Any]:

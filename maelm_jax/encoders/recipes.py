@@ -123,7 +123,9 @@ def read(files: dict[str, bytes]) -> Recipe:
         if kinds[place : place + 1] != [kind]:
             name = modules[place][0] if place < len(modules) else "no module"
             raise _not_computed(f"{name} in the place of {kind}")
-    modes, pools_prompt = _read_pooling(settings(f"{modules[1][1]}/config.json"))
+    pooling = f"{modules[1][1]}/config.json"
+    with storage.reading(pooling):
+        modes, pools_prompt = _read_pooling(settings(pooling))
     steps = []
     for (type_name, path), kind in zip(modules[2:], kinds[2:], strict=True):
         content = settings(f"{path}/config.json")
@@ -139,6 +141,8 @@ def read(files: dict[str, bytes]) -> Recipe:
         length = _read_length(encoder)
     with storage.reading(PROMPTS):
         prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name")) or ""
+        if prompts.get("truncate_dim") is not None:
+            steps.append(_make_cut(int(prompts["truncate_dim"])))
     return Recipe(
         modes,
         tuple(steps),
@@ -167,6 +171,8 @@ def _read_length(content: dict[str, typing.Any]) -> int | None:
         if content.get(name, value) != value:
             raise _not_computed(f"{name} {content[name]!r} of its encoder")
     of_tokenizer = content.get("processor_kwargs") or content.get("tokenizer_args") or {}
+    if others := sorted(set(of_tokenizer) - {"model_max_length"}):
+        raise _not_computed(f"the options {', '.join(others)} of its tokenizer")
     length = content.get("max_seq_length") or of_tokenizer.get("model_max_length")
     if length is not None and int(length) < 2:
         raise ValueError(f"max_seq_length {length}")
@@ -232,6 +238,13 @@ def _make_norm(content: dict, files: dict[str, bytes], path: str) -> Step:
 def normalize(x: np.ndarray) -> np.ndarray:
     """Divides each vector [texts, width] by its Euclidean norm."""
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+
+def _make_cut(width: int) -> Step:
+    """Returns the first numbers of each vector, `width` or fewer."""
+    if width < 1:
+        raise ValueError(f"truncate_dim {width}")
+    return lambda x: x[:, :width]
 
 
 MAKERS = {

@@ -142,7 +142,7 @@ class Results:
     def read(cls, path: str | os.PathLike) -> typing.Self:
         """Reads a file. Raises ConfigError if it does not hold results."""
         content = storage.read_json(path)
-        with storage.reading(path):
+        with storage.reading(path, errors=pydantic.ValidationError):
             return pydantic.TypeAdapter(cls).validate_python(content)
 
     @classmethod

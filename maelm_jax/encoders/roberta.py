@@ -20,6 +20,7 @@ ROBERTA = family.Family(
     supported=family.BERT_SUPPORTED | {"add_cross_attention": False},
     tokenizer_options=(
         family.TokenizerOption("add_prefix_space", False, "pre_tokenizer", "add_prefix_space"),
+        family.TokenizerOption("normalizer", None, "normalizer", "type"),
     ),
     skips_positions=True,
 )

@@ -42,6 +42,8 @@ from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint, sharding
 from maelm_jax.training.workdir import PUBLISHED_WEIGHTS, RUNS, STOCK_CONFIG, Kind, Workdir
 
+ADAPTER = "adapter_config.json"  # of PEFT, beside the weights that it changes
+
 
 @dataclasses.dataclass(eq=False)
 class EncoderSource:
@@ -250,8 +252,7 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
     if kind in (Kind.EXPORT, Kind.STOCK):
         modules = find_modules(folder)
         inner = folder / modules[0]["path"] if modules else folder
-        with storage.reading(inner / STOCK_CONFIG):
-            return dataclasses.replace(_find_stock_folder(inner), path=str(folder))
+        return dataclasses.replace(_find_stock_folder(inner), path=str(folder))
     near = place.describe_neighbours()
     if kind is not Kind.ABSENT:
         names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
@@ -306,24 +307,31 @@ def find_workdir(workdir: Workdir, wanted: int | None) -> EncoderSource:
 def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
     """Returns the source in a folder of config.json, weights, a vocabulary and maybe a decoder."""
     content = storage.read_json(folder / STOCK_CONFIG)
+    if (folder / ADAPTER).exists():
+        raise config.ConfigError(
+            f"{folder} holds an adapter ({ADAPTER}), which changes the weights and is not read. "
+            "PEFT's merge_and_unload() puts it into them. Without it, remove its files"
+        )
     if not vocabularies.files_in(folder):
         raise config.ConfigError(
             f"{folder} has no tokenizer.json; transformers makes it: "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
         )
-    stock = families.read_family(content, str(folder))
+    with storage.reading(folder / STOCK_CONFIG):
+        stock = families.read_family(content, str(folder))
+        settings, dropout = stock.read_settings(content), stock.read_dropout(content)
+        own, rows = _make_encoder(settings, str(folder)), int(content["vocab_size"])
+        decoder = decoder_file.read_settings(folder, content, own.width)
+        objective = decoder.objective if decoder else config.Objective(name="mlm")
+        if stock.causal_class and content.get("is_decoder"):
+            objective = config.Objective(name="causal")
+        elif share := content.get(families.CAUSAL_SHARE):
+            objective = dataclasses.replace(objective, causal_share=share)
+        kind = f"{content['model_type']} folder"
     tokenizer.check_options(stock, folder)
-    settings = stock.read_settings(content)
-    own, rows = _make_encoder(settings, str(folder)), content["vocab_size"]
     vocabulary = tokenizer.choose_vocabulary(
         stock, folder, content.get("pad_token_id") if stock.skips_positions else None
     )
-    decoder = decoder_file.read_settings(folder, content, own.width)
-    objective = decoder.objective if decoder else config.Objective(name="mlm")
-    if stock.causal_class and content.get("is_decoder"):
-        objective = config.Objective(name="causal")
-    elif share := content.get(families.CAUSAL_SHARE):
-        objective = dataclasses.replace(objective, causal_share=share)
     if decoder:
         whole = config.Model(own, decoder.decoder)
         decoder_file.check(folder, content, whole, _unpadded_shapes(whole, rows))
@@ -344,11 +352,11 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
 
     return EncoderSource(
         path=str(folder),
-        kind=f"{content['model_type']} folder",
+        kind=kind,
         settings=settings,
         decoder=decoder.decoder if decoder else None,
         objective=objective,
-        dropout=stock.read_dropout(content),
+        dropout=dropout,
         vocabulary=vocabulary,
         length=tokenizer.read_longest_input(folder, own.max_positions),
         _read_tensors=read_tensors,

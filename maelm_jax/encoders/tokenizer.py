@@ -13,6 +13,7 @@ pipeline("fill-mask") needs it. `tokenizer(text, split_special_tokens=True)` rea
 import collections.abc
 import json
 import pathlib
+import typing
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
@@ -21,6 +22,9 @@ from maelm_jax import config, storage
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders.family import Family, PairFormat
 
+SETTINGS = "tokenizer_config.json"
+# Older files of transformers, which it still reads.
+ADDED_TOKENS, SPECIAL_TOKENS = "added_tokens.json", "special_tokens_map.json"
 SPACE = "▁"  # SentencePiece writes a space as this character
 # Difficult texts. An exported tokenizer must give them the ids of the vocabulary.
 HARD_TEXTS = (
@@ -101,14 +105,15 @@ def write(
         "eos_token": token(vocabulary.eos),
         "sep_token": token(vocabulary.eos),
         "pad_token": token(vocabulary.pad),
-        "unk_token": token(vocabulary.unk),
         "mask_token": token(vocabulary.mask),
         "model_max_length": max_length,
         "model_input_names": inputs,
         "padding_side": "right",
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(
+    if vocabulary.unk != vocabulary.pad:
+        settings["unk_token"] = token(vocabulary.unk)
+    (folder / SETTINGS).write_text(
         json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )
 
@@ -339,6 +344,10 @@ def _merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
 # Tokenizer files of folders that other software wrote.
 
 
+# Entries of SETTINGS.
+ADDS_ENDS = ("add_bos_token", "add_eos_token")
+NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk"))
+TOKEN_LISTS = ("extra_special_tokens", "additional_special_tokens")
 # Classes of transformers that read tokenizer.json alone.
 _GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 
@@ -350,25 +359,70 @@ def check_options(family: Family, folder: pathlib.Path):
     tokenizer.json is read as it is.
 
     Raises:
-        ConfigError: The files differ in lower case, accents, Chinese characters or the space before
-            a text.
+        ConfigError: The files differ in lower case, accents, Chinese characters, the space before a
+            text or added tokens, or state what is not done here.
     """
-    file, tokenizer = folder / "tokenizer_config.json", folder / "tokenizer.json"
-    if not (file.is_file() and tokenizer.is_file()):
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
         return
-    stated, stored = storage.read_json(file), storage.read_json(tokenizer)
+    stated, stored = read_settings(folder), storage.read_json(tokenizer)
+    with storage.reading(tokenizer):
+        added = {token["content"] for token in stored.get("added_tokens") or []}
+        pieces = stored["model"]["vocab"]
+        pieces = set(pieces if isinstance(pieces, dict) else [piece for piece, _ in pieces])
+        side = dict(stored.get("truncation") or {}).get("direction", "right").lower()
+    with storage.reading(folder / SETTINGS):
+        side = stated.get("truncation_side", side)
+        more = _stated_tokens(folder) - added - (vocabularies.SPECIAL & pieces)
+        more |= {_content(stated.get(name) or "") for name in NAMED_TOKENS} - added - pieces - {""}
+        without_ends = [name for name in ADDS_ENDS if stated.get(name, True) is not True]
+    if side != "right":
+        raise config.ConfigError(
+            f"{folder}: its tokenizer keeps the end of a long text (truncation_side {side!r}), and "
+            f"maelm_jax the beginning. Remove that from {SETTINGS} and tokenizer.json, or cut "
+            "texts before"
+        )
+    if without_ends:
+        raise config.ConfigError(
+            f"{folder}: {SETTINGS} has {without_ends[0]} {stated[without_ends[0]]!r}, and "
+            "maelm_jax puts a token before a text and one after it. Remove that if the weights "
+            "were trained so"
+        )
+    if more:
+        raise config.ConfigError(
+            f"{folder}: transformers adds the token {min(more)!r} to tokenizer.json, which lacks "
+            "it. Let it write the file: "
+            f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
+        )
     if str(stated.get("tokenizer_class", "")).startswith(_GENERIC):
         return
     for name, default, part, option in family.tokenizer_options:
-        step, value = stored.get(part) or {}, stated.get(name, default)
-        if option in step and step[option] != value:
+        with storage.reading(tokenizer):
+            step, value = dict(stored.get(part) or {}), stated.get(name, default)
+        made_with = step.get(option, f"another {part}") if step else None
+        if made_with != value:
             raise config.ConfigError(
                 f"{folder}: tokenizer_config.json has {name} {value!r}"
                 f"{'' if name in stated else ' (the default)'}, but tokenizer.json was made with "
-                f"{step[option]!r}. Correct tokenizer_config.json if it is wrong. Otherwise "
+                f"{made_with!r}. Correct tokenizer_config.json if it is wrong. Otherwise "
                 "transformers makes tokenizer.json anew: "
                 f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
             )
+
+
+def _stated_tokens(folder: pathlib.Path) -> set[str]:
+    """Returns the tokens that files beside tokenizer.json add, without the special ones."""
+    tokens = list(_read_object(folder / ADDED_TOKENS))
+    for stated in (read_settings(folder), _read_object(folder / SPECIAL_TOKENS)):
+        tokens += (stated.get("added_tokens_decoder") or {}).values()
+        for name in TOKEN_LISTS:
+            listed = stated.get(name) or []
+            tokens += listed.values() if isinstance(listed, dict) else listed
+    return set(map(_content, tokens))
+
+
+def _content(token: str | dict[str, typing.Any]) -> str:
+    return token["content"] if isinstance(token, dict) else str(token)
 
 
 def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Vocabulary):
@@ -383,16 +437,23 @@ def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Voc
 
     if not (folder / "tokenizer.json").is_file():
         return
-    own, file = storage.read_json(folder / "tokenizer.json"), folder / "tokenizer_config.json"
-    stated = storage.read_json(file) if file.is_file() else {}
+    own, stated = storage.read_json(folder / "tokenizer.json"), read_settings(folder)
     is_generic = not family.class_adds_ends
     is_generic |= str(stated.get("tokenizer_class", "")).startswith(_GENERIC)
-    if not own.get("post_processor") and not is_generic:
-        return
+    class_adds_ends = not own.get("post_processor") and not is_generic
     own["truncation"] = own["padding"] = None
-    with storage.reading(folder / "tokenizer.json"):
+    with storage.reading(folder / "tokenizer.json", errors=Exception):  # of tokenizers, as such
         stock = tokenizers.Tokenizer.from_str(json.dumps(own))
     bos, eos = vocabulary.bos, vocabulary.eos
+    for name, index in {"cls_token": bos, "sep_token": eos}.items():
+        with storage.reading(folder / SETTINGS):
+            named = _content(stated.get(name) or vocabulary.pieces[index])
+        if not is_generic and named != vocabulary.pieces[index]:
+            raise config.ConfigError(
+                f"{folder}: {SETTINGS} has {name} {named!r}, and tokenizer.json "
+                f"{vocabulary.pieces[index]!r}. Correct the one that the weights were not trained "
+                "with"
+            )
     for text in (*HARD_TEXTS, *(f"before {token} after" for token in _added_tokens(vocabulary))):
         ids = vocabulary.encode(text)
         if stock.encode(text, add_special_tokens=False).ids != ids:
@@ -401,7 +462,7 @@ def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Voc
                 "Remove the file that the weights were not trained with"
             )
         theirs = stock.encode(text)
-        if theirs.ids != [bos, *ids, eos]:
+        if not class_adds_ends and theirs.ids != [bos, *ids, eos]:
             names = {"cls": [vocabulary.pieces[bos], bos], "sep": [vocabulary.pieces[eos], eos]}
             raise config.ConfigError(
                 f"{folder}: its tokenizer reads {text!r:.40} as {theirs.tokens[:8]}, and maelm_jax "
@@ -431,14 +492,34 @@ def choose_vocabulary(family: Family, folder: pathlib.Path, pad: int | None) -> 
 def write_longest_input(folder: pathlib.Path, length: int):
     """Writes what `read_longest_input` reads, for a folder without tokenizer.json."""
     content = json.dumps({"model_max_length": length}) + "\n"
-    (folder / "tokenizer_config.json").write_text(content, encoding="utf-8")
+    (folder / SETTINGS).write_text(content, encoding="utf-8")
 
 
 def read_longest_input(folder: pathlib.Path, positions: int) -> int:
     """Returns the longest input that the tokenizer_config.json of a folder states.
 
     It is `positions` if there is no such file, or if the file states more.
+
+    Raises:
+        ConfigError: The file is damaged, or states less than `<s>` and `</s>` take.
     """
-    file = folder / "tokenizer_config.json"
-    stated = storage.read_json(file).get("model_max_length") if file.is_file() else None
-    return min(stated or positions, positions)
+    with storage.reading(folder / SETTINGS):
+        length = int(min(read_settings(folder).get("model_max_length") or positions, positions))
+        if length < 2:
+            raise ValueError(f"model_max_length {length}")
+        return length
+
+
+def read_settings(folder: pathlib.Path) -> dict[str, typing.Any]:
+    """Reads the tokenizer_config.json of a folder. Returns {} if there is none."""
+    return _read_object(folder / SETTINGS)
+
+
+def _read_object(file: pathlib.Path) -> dict[str, typing.Any]:
+    """Reads a file that holds an object of JSON. Returns {} if there is none."""
+    if not file.is_file():
+        return {}
+    content = storage.read_json(file)
+    if not isinstance(content, dict):
+        raise config.ConfigError(f"{file} holds no object of JSON. Put a whole copy of it there")
+    return content

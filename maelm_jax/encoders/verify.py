@@ -300,7 +300,7 @@ def _verify_tensors(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
         if ours is not None and layer is not None:
             ours = ours[layer] if layer < len(ours) else None
         if ours is None:
-            faults.append(f"{name} is of no parameter")
+            faults.append(f"{name} has no parameter here")
         elif not np.array_equal(value, ours):
             faults.append(f"{name} has other values")
         missing.discard((path, layer))

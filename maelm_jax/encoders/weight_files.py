@@ -54,6 +54,8 @@ def read_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
                 files = [storage.inside(folder, name).path for name in names]
             tensors = {}
             for file in files:
+                if not file.is_file():
+                    raise ConfigError(f"{index} names {file.name}, and no such file is there")
                 tensors |= read(file)
             return _rename(tensors)
     raise ConfigError(f"{folder} holds neither {WEIGHTS} nor {PYTORCH_WEIGHTS}")
@@ -70,7 +72,8 @@ def read_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray]:
     import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
     import safetensors.numpy
 
-    with storage.reading(path):
+    errors = (safetensors.SafetensorError, LookupError)  # KeyError: a type that NumPy lacks
+    with storage.reading(path, errors=errors):
         return safetensors.numpy.load_file(path)
 
 
@@ -128,7 +131,8 @@ def read_pytorch(path: str | os.PathLike) -> typing.Any:
     require_torch(f"reading {path}")
     import torch
 
-    with storage.reading(path, "is it a PyTorch checkpoint?"):
+    # pickle documents that damaged bytes may raise any exception.
+    with storage.reading(path, "is it a PyTorch checkpoint?", Exception):
         try:
             classes = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         except ValueError:  # a file of torch < 1.6, whose classes torch does not list
@@ -141,7 +145,7 @@ def read_pytorch(path: str | os.PathLike) -> typing.Any:
         ]
         try:
             with torch.serialization.safe_globals([argparse.Namespace, *replacements]):
-                return _as_arrays(torch.load(path, map_location="cpu", weights_only=True))
+                content = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             # The message of torch advises to run the code in the file.
             refused = re.search(r"GLOBAL (\S+)", str(error))
@@ -150,6 +154,7 @@ def read_pytorch(path: str | os.PathLike) -> typing.Any:
                 f"{path} {what}. A PyTorch checkpoint here holds tensors and plain values: save "
                 "its state_dict() alone, best as .safetensors"
             ) from error
+    return _as_arrays(content)
 
 
 def _as_arrays(value: typing.Any) -> typing.Any:

@@ -116,6 +116,12 @@ class ExportedModel(FinishedModel):
                 )
             kind = _kind_of_labels(content)
         self._folder, self._stock = folder, families.read_family(content, str(folder))
+        pooling = content.get("classifier_pooling", "cls")  # of ModernBERT
+        if self._stock.classifier.pools_mean and pooling != "mean":
+            raise config.ConfigError(
+                f"{folder}: its classifier scores the first state (classifier_pooling "
+                f"{pooling!r}), and maelm_jax the mean of the states. Use it in transformers"
+            )
         self._pad = (self._stock.defaults | content)["pad_token_id"]
         self._table_rows = content["vocab_size"]
         self.model, self.mesh = found.model, config.Mesh()

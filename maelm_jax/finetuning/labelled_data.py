@@ -234,7 +234,8 @@ def _without_repetitions(pairs: list[tuple[str, typing.Any]]) -> dict[str, typin
 
 def _read_parquet(path: str) -> list[Row]:
     parquet = readers.load_module("pyarrow.parquet")
-    with storage.reading(path):
+    error = readers.load_module("pyarrow").ArrowException
+    with storage.reading(path, errors=(error, ValueError)):
         records = parquet.read_table(path, use_threads=False).to_pylist()
     if not records:
         raise config.ConfigError(f"{path}: holds no example. Give a file with examples")

@@ -114,7 +114,8 @@ class FinishedRun(FinishedModel):
                 f"{flag} uses the settings of the run in --workdir, and these differ from them: "
                 f"{'; '.join(changes)}. Leave them out"
             )
-        with storage.reading(workdir.results_file):
+        # StopIteration: no task of this version has the name.
+        with storage.reading(workdir.results_file, errors=(StopIteration, *storage.MALFORMED)):
             self.task = grid.create_task(results.task, experiment.finetune, results)
         vocabulary = vocabularies.load(workdir.vocabulary_folder)
         self.input_format = InputFormat.of_run(experiment, vocabulary)

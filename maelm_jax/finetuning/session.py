@@ -21,7 +21,7 @@ from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.task import EvaluationSet, InputFormat, Task, TaskData
 from maelm_jax.model import keys
 from maelm_jax.model.kernels import backends
-from maelm_jax.training import checkpoint, loop, metrics, optimizers, sharding, step
+from maelm_jax.training import checkpoint, flops, loop, metrics, optimizers, sharding, step
 from maelm_jax.training.workdir import Workdir
 
 HYPERPARAMETERS = ("batch_size", "learning_rate", "epochs", "warmup")  # of a cell of the grid
@@ -104,18 +104,11 @@ class Model:
         return jax.tree.map(join, *jax.device_get(outputs))
 
 
-def flops_per_token(model: config.Model) -> float:
-    """Returns the model FLOPs of training on a token, without those of attention scores."""
-    own = model.encoder
-    per_layer = 4 * own.width**2 + own.feed_forward_kernels * own.width * own.feed_forward
-    return 6.0 * per_layer * own.layers
-
-
 def slots_of_compilation(mesh: jax.sharding.Mesh, model: config.Model) -> float:
     """Returns the slots that are trained on in the time that compiling one more shape takes."""
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    flops = FLOPS_OF_COMPILATION_ON_CPU if is_cpu else FLOPS_OF_COMPILATION
-    return flops / flops_per_token(model)
+    work = FLOPS_OF_COMPILATION_ON_CPU if is_cpu else FLOPS_OF_COMPILATION
+    return work / flops.flops_per_token(model.encoder)
 
 
 class Session:
@@ -316,7 +309,7 @@ class Run:
             train_step=train_step,
             batch=batch,
             tokens=tokens,
-            flops=tokens * flops_per_token(self.experiment.model),
+            flops=tokens * flops.flops_per_token(self.experiment.model.encoder),
             peak_flops=None,
             evaluate=self._evaluate,
             ranks=self._measure_ranks,

@@ -6,6 +6,7 @@ A measurement takes moments of disjoint sets of tokens, and from these the ranks
 import collections
 import collections.abc
 import dataclasses
+import functools
 import itertools
 import os
 import typing
@@ -295,17 +296,15 @@ def measure_steps(
     """
     measure_batch = _compile(run, layers=(run.experiment.encoder.layers,))
     result = []
-    workdir = Workdir(run.path)
-    for step in checkpoint.all_steps(workdir):
-        if step not in checkpoint.all_steps(workdir):
-            continue  # the run still trains, and has removed it
-        at_step = run._replace(step=step, params=Encoder.load(run.path, step).tree())
+    steps = checkpoint.all_steps(Workdir(run.path))
+    for encoder in checkpoint.read_each(steps, functools.partial(Encoder.load, run.path)):
+        at_step = run._replace(step=encoder.step, params=encoder.tree())
         moments_by_set = _measure_sets(at_step, measure_batch, rows, sets, seed)
         described = ranks.describe(moments_by_set, 0, tau)
         for kind in (*moments.TOKEN_KINDS, "all"):
             for large in ("spectrum", "centred_spectrum"):
                 described[kind].pop(large, None)
-        result.append(described | {"step": step, "layer": run.experiment.encoder.layers})
+        result.append(described | {"step": encoder.step, "layer": run.experiment.encoder.layers})
     return result
 
 

@@ -39,8 +39,9 @@ class TrainedModel(typing.NamedTuple):
     """A model with a prediction head, and the settings that it is evaluated with."""
 
     path: str
-    # Each reads a checkpoint: the parameters of one at a time are in memory.
-    checkpoints: list[collections.abc.Callable[[], Checkpoint]]
+    steps: collections.abc.Sequence[int | None]  # None: the newest, or the model is no workdir
+    # Reads a step's checkpoint. The parameters of one at a time are in memory.
+    read: collections.abc.Callable[[int | None], Checkpoint]
     experiment: config.Experiment
     vocabulary: vocabularies.Vocabulary
     length: int  # the longest input in tokens
@@ -110,18 +111,19 @@ def open_model(
         raise config.ConfigError(
             f"{path} is a fine-tuned run, which predicts no tokens: name a run of pretraining"
         )
-    saved = [source.find_encoder(path, step) for step in steps]
-    vocabulary, model = saved[0].loaded_vocabulary, saved[0].model
+    saved = source.find_encoder(path, steps[-1])
+    vocabulary = saved.loaded_vocabulary
     rows = _recorded_rows(workdir, experiment.corpus, vocabulary, needs_rows)
-    checkpoints = [functools.partial(_read, one) for one in saved]
-    evaluated = experiment.evaluated.with_model(model)
+    evaluated = experiment.evaluated.with_model(saved.model)
     if left_to_right:
         experiment.objective.require_next_tokens(path)
         evaluated = evaluated.left_to_right
-    return TrainedModel(path, checkpoints, evaluated, vocabulary, saved[0].length, rows)
+    read = functools.partial(_read, path)
+    return TrainedModel(path, steps, read, evaluated, vocabulary, saved.length, rows)
 
 
-def _read(saved: source.EncoderSource) -> Checkpoint:
+def _read(path: str, step: int | None) -> Checkpoint:
+    saved = source.find_encoder(path, step)
     params = traverse_util.unflatten_dict(saved.read_params(), sep="/")
     return Checkpoint(saved.step, params)
 
@@ -140,8 +142,13 @@ def _from_folder(path: str, left_to_right: bool, step: int | None) -> TrainedMod
         decoder=loaded.model.decoder,
         compute=loaded.model.compute,
     )
-    checkpoints, experiment = [lambda: read], experiment.evaluated
-    return TrainedModel(path, checkpoints, experiment, loaded.vocabulary, loaded.length, rows=None)
+
+    def read_it(_: int | None) -> Checkpoint:
+        return read
+
+    return TrainedModel(
+        path, [step], read_it, experiment.evaluated, loaded.vocabulary, loaded.length, rows=None
+    )
 
 
 def _recorded_rows(
@@ -195,7 +202,7 @@ def heldout_rows(model: TrainedModel) -> np.ndarray:
     return batches.read_heldout(model.rows.split("heldout"), model.rows.rates, count)
 
 
-def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> TrainedModel:
+def with_comparable_masks(model: TrainedModel, rate: float, length: int, seed: int) -> TrainedModel:
     """Returns the model with masks that compare with those of other models.
 
     Single tokens are masked, special tokens never. The encoder reads [MASK] at as many of them as
@@ -223,7 +230,8 @@ def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> Tr
 def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
     """Measures the loss of a model on rows of ids, int32 [R, L], at each of its checkpoints.
 
-    Masks are those of `Run.seed`. On the held-out rows of a run they are those of its evaluations.
+    A checkpoint that the run prunes meanwhile is left out, unless it was the only one. Masks are
+    those of `Run.seed`. On the held-out rows of a run they are those of its evaluations.
     Raises ConfigError if no token is masked.
     """
     experiment, vocabulary, objective = model.experiment, model.vocabulary, model.objective
@@ -237,8 +245,7 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
 
     unigram = None if model.rows is None else objective.make_baseline(model.rows).loss(rows)
     measured = []
-    for read_checkpoint in model.checkpoints:
-        number, params = read_checkpoint()
+    for number, params in checkpoint.read_each(model.steps, model.read):
         name = name_model(model.path, number)
         losses, correct, counts = _sums(loss, params, parts, name)
         masked = counts.sum()

@@ -274,4 +274,4 @@ def encoder_and_head(parameters: dict) -> dict:
 
 def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:
     """Returns the module with these parameters."""
-    return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, parameters)))
+    return nnx.merge(graph, jax.tree.map(nnx.Param, parameters))

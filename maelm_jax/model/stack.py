@@ -85,7 +85,7 @@ def create(
     graph = nnx.graphdef(nnx.eval_shape(lambda: block(0)))
     keys = jax.random.split(rngs.params(), settings.stack.layers)
     state = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(block(key))))(keys)
-    return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
+    return nnx.merge(graph, jax.tree.map(nnx.Param, state))
 
 
 def should_scan(compute: config.Compute, target: backends.Target) -> bool:

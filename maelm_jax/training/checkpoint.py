@@ -1,9 +1,10 @@
 """Saves and restores checkpoints with Orbax.
 
 A checkpoint is the folder checkpoints/STEP of a workdir. Orbax writes it in the background and
-marks it as complete when everything is written. Neither Orbax nor TensorStore has checksums for the
-bytes of arrays, so each checkpoint has a file with the MD5 of every other file. It is written
-before the checkpoint is complete, and every reader verifies it.
+marks it as complete when everything is written. TensorStore has a codec with checksums, which rows
+use. But Orbax chooses the codecs of arrays, without that one, and its files of JSON have no
+checksum. So each checkpoint has a file with the MD5 of every other file. It is written before the
+checkpoint is complete, and every reader verifies it.
 """
 
 import base64
@@ -34,7 +35,20 @@ CHECKSUMS = "checksums.json"
 # Without a checksum: Orbax writes the last two when it commits. They hold times, no data.
 UNCOVERED = (CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt")
 THREADS = 8
+T = typing.TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+def _has_no_traceback(record: logging.LogRecord) -> bool:
+    return not record.exc_info
+
+
+# Orbax logs a traceback in each of its threads, and then raises the error.
+logging.getLogger("absl").addFilter(_has_no_traceback)
+
+
+class NoSuchStep(ConfigError):
+    """A workdir has no complete checkpoint of a step. A run may have pruned it."""
 
 
 class Damaged(ConfigError):
@@ -89,11 +103,11 @@ def all_steps(workdir: Workdir) -> list[int]:
 def pick_step(workdir: Workdir, step: int | None = None) -> int:
     """Returns `step`, or the newest step of a workdir if `step` is None.
 
-    Raises ConfigError if there is no such checkpoint. The message lists the steps.
+    Raises NoSuchStep if there is no such checkpoint. The message lists the steps.
     """
     steps = all_steps(workdir)
     if step is not None and step not in steps:
-        raise ConfigError(
+        raise NoSuchStep(
             f"{workdir.checkpoints} holds no checkpoint of step {step}; "
             f"it holds {', '.join(map(str, steps))}"
         )
@@ -127,16 +141,38 @@ def read_params(workdir: Workdir, step: int | None = None) -> dict:
 def read_kept(workdir: Workdir, step: int, wanted: int | None) -> Restored:
     """Reads the parameters of `step`, or of the newest step if the run has pruned it meanwhile.
 
-    If a step was `wanted`, no other is read. Raises ConfigError as `read_params`.
+    If a step was `wanted`, no other is read. Raises ConfigError as `read_params`, NoSuchStep if the
+    run has pruned the wanted step.
     """
     while True:
         try:
             return Restored(step, read_params(workdir, step))
         except Exception:  # a checkpoint that is being removed fails in many ways
-            newest = pick_step(workdir)
-            if wanted is not None or newest == step:
+            newest = pick_step(workdir, wanted)
+            if newest == step:
                 raise
             step = newest
+
+
+def read_each(
+    steps: collections.abc.Sequence[int | None], read: collections.abc.Callable[[int | None], T]
+) -> collections.abc.Iterator[T]:
+    """Yields `read(step)` of each step. A step that the run prunes before is left out.
+
+    A warning names it. Raises NoSuchStep if no step is left.
+    """
+    gone = []
+    for step in steps:
+        try:
+            value = read(step)
+        except NoSuchStep as error:
+            gone.append(error)
+            continue
+        yield value
+    for error in gone:
+        if len(gone) == len(steps):
+            raise error
+        log.warning("%s. It was removed meanwhile, and is left out", error)
 
 
 def restore_params(workdir: Workdir, like: dict, step: int | None = None) -> dict:
@@ -266,7 +302,6 @@ class Checkpoints:
                 enable_async_checkpointing=True,
                 async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
             ),
-            item_handlers=ocp.StandardCheckpointHandler(),
         )
         # Process 0 made the folder. The others may not see it yet, if its disk is shared over NFS.
         is_checked = not (workdir.in_bucket or jax.process_index())

@@ -84,6 +84,11 @@ def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str
     }
 
 
+def flops_per_token(encoder: config.Encoder) -> float:
+    """Counts the model FLOPs of training the encoder on a token, without attention scores."""
+    return _stack_flops(encoder, rows=1, tokens=1, keys=(1,)).matrices
+
+
 def _decoder_flops(
     decoder: config.Decoder,
     encoder: config.Encoder,

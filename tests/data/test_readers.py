@@ -398,3 +398,14 @@ def test_only_the_fault_of_a_file_itself_may_leave_it_out(path, error, kind):
     """The libraries of a bucket raise the same error for an expired token as for a forbidden file."""
     with pytest.raises(kind, match=path), readers._naming(path):
         raise error
+
+
+def test_an_error_of_the_program_leaves_no_file_out(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("A document.")
+
+    def fail(*_):
+        raise TypeError("of the program")
+
+    monkeypatch.setattr(readers, "_paragraph_documents", fail)
+    with pytest.raises(TypeError):
+        read(tmp_path / "a.txt")

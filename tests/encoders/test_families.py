@@ -173,7 +173,9 @@ def test_the_names_of_google_s_bert_files_are_read_as_transformers_reads_them(co
         ("electra", {"embedding_size": 16}, "embedding_size 16"),
         ("modernbert", {"layer_types": [GLOBAL, LOCAL, LOCAL, GLOBAL, GLOBAL], "num_hidden_layers": 5}, "layer_types"),
         ("modernbert", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
-        ("modernbert", {"rope_parameters": {GLOBAL: {"rope_type": "yarn"}}}, "rope_type 'yarn'"),
+        ("modernbert", {"rope_parameters": {GLOBAL: {"rope_type": "yarn"}}}, "yarn"),
+        ("modernbert", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rope_parameters"),
+        ("bert", {"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
     ],
     ids=str,
 )

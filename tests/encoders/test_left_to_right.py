@@ -11,7 +11,7 @@ from maelm_jax import config, evaluate, export
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import model_inputs
-from maelm_jax.pretraining import pairs
+from maelm_jax.measuring import pairs
 
 ROBERTA = {"Encoder.relative_buckets": "none"}
 SHARE = {"Objective.causal_share": 0.25}

@@ -134,6 +134,18 @@ def test_prompt_length_and_lower_case_are_applied_and_a_pooling_leaves_all_out(m
     assert np.array_equal(np.load(tmp_path / "v.npy"), loaded.encode(TEXTS, pooling="mean"))
 
 
+def test_vectors_are_cut_as_the_folder_says(make_folder):
+    folder = make_folder(ORDINARY)
+    whole = maelm_jax.load_encoder(folder).encode(TEXTS)
+    write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 5})
+    loaded = maelm_jax.load_encoder(folder)
+    assert np.array_equal(loaded.encode(TEXTS), whole[:, :5])
+    assert np.linalg.norm(loaded.encode(TEXTS, normalize=True), axis=1) == pytest.approx(1, abs=1e-6)
+    write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 0})
+    with pytest.raises(config.ConfigError, match="truncate_dim"):
+        maelm_jax.load_encoder(folder).encode(TEXTS)
+
+
 @pytest.mark.parametrize(
     ("modules", "named"),
     [
@@ -142,12 +154,14 @@ def test_prompt_length_and_lower_case_are_applied_and_a_pooling_leaves_all_out(m
         ({"Transformer": {}, "CNN": {}, "Pooling": {}}, "CNN"),
         ({"Transformer": {}}, "Pooling"),
         (ORDINARY | {"Pooling": {"pooling_mode": "median"}}, "median"),
+        (ORDINARY | {"Pooling": {"pooling_mode": 5}}, "1_Pooling"),
         (ORDINARY | {"Transformer": {"transformer_task": "fill-mask"}}, "fill-mask"),
         (ORDINARY | {"Normalize": {"module_input_name": "token_embeddings"}}, "Normalize"),
         (ORDINARY | {"Dense": {"in_features": 32, "out_features": 8, "activation_function": "torch.nn.modules.activation.ELU"}}, "ELU"),
         (ORDINARY | {"Dense": {"in_features": 32, "out_features": 8}}, "2_Dense"),
         (ORDINARY | {"Dense": []}, "2_Dense"),
         (ORDINARY | {"Transformer": {"max_seq_length": -1}}, "max_seq_length"),
+        (ORDINARY | {"Transformer": {"tokenizer_args": {"truncation_side": "left"}}}, "truncation_side"),
     ],
 )
 def test_a_module_that_is_not_computed_is_refused_by_name_unless_a_pooling_is_named(make_folder, modules, named):

@@ -6,6 +6,7 @@ docs/other_peoples_folders.md is the page about it.
 import json
 import os
 import pathlib
+import re
 import shutil
 
 import pytest
@@ -16,7 +17,8 @@ from testing import call, training
 import maelm_jax
 from maelm_jax import config, export, gin_files, storage
 from maelm_jax.data import prepare, vocabularies
-from maelm_jax.encoders import source, weight_files
+from maelm_jax.encoders import source, tokenizer, weight_files
+from maelm_jax.encoders.mpnet import MPNET
 from maelm_jax.finetuning import predict
 from maelm_jax.training.workdir import Workdir
 
@@ -160,7 +162,7 @@ def test_a_snapshot_of_the_hub_s_cache_is_exported_under_plain_names(stock, tmp_
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0", "1"]
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "{tmp}/model.safetensors", "link", "pipe"])
+@pytest.mark.parametrize("name", ["../model.safetensors", "{tmp}/model.safetensors", "link", "pipe", "nowhere", "."])
 def test_the_index_of_weights_names_files_of_the_folder_only(tmp_path, name):
     (tmp_path / "in").mkdir()
     tensors = {"a": weight_files.np.zeros(3, "float32")}
@@ -232,6 +234,118 @@ def test_a_decoder_that_does_not_fit_is_refused_before_anything_else(stock, tmp_
         source.find_encoder(stock)
     done = call("export", f"--workdir={stock}", f"--output={tmp_path / 'out'}", "--no-verify")
     assert done.status == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+# A file of another form, and an error of the program.
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000, b""])
+def test_what_is_no_json_is_named(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(config.ConfigError, match="a.json"):
+        storage.read_json(tmp_path / "a.json")
+
+
+def test_an_error_of_the_program_is_not_one_of_the_file(stock, monkeypatch):
+    with pytest.raises(NameError), storage.reading("a.json"):
+        raise NameError("a typing error")
+    with pytest.raises(MemoryError), storage.reading("a.json"):
+        raise MemoryError
+
+    def fail(*_):
+        raise TypeError("of the program")
+
+    monkeypatch.setattr(source.tokenizer, "choose_vocabulary", fail)
+    with pytest.raises(TypeError):
+        source.find_encoder(stock)
+
+
+WRONG = {
+    "config.json": [
+        {"hidden_size": "32"},
+        {"hidden_size": None},
+        {"num_hidden_layers": [2]},
+        {"num_hidden_layers": 10**9},
+        {"vocab_size": {}},
+        {"model_type": ["bert"]},
+        [],
+    ],
+    "tokenizer_config.json": [{"model_max_length": "many"}, {"model_max_length": 1}, []],
+}
+
+
+@pytest.mark.parametrize("name,change", [(name, change) for name, changes in WRONG.items() for change in changes], ids=str)
+def test_a_value_of_another_type_is_one_line_about_its_file(stock, name, change):
+    content = json.loads((stock / name).read_text())
+    (stock / name).write_text(json.dumps(content | change if change else change))
+    with pytest.raises(config.ConfigError, match=str(stock)):
+        source.find_encoder(stock)
+
+
+# What a folder says, and transformers does, and maelm_jax does not.
+
+
+ADDED = {"999": {"content": "[E1]", "special": False, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}}
+LEFT = {"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+SAID = {
+    "truncation_side": ("tokenizer_config.json", lambda content: content.update(truncation_side="left")),
+    "add_bos_token": ("tokenizer_config.json", lambda content: content.update(add_bos_token=False)),
+    "[E1]": ("tokenizer_config.json", lambda content: content.update(added_tokens_decoder=ADDED)),
+    "cabinet": ("tokenizer_config.json", lambda content: content.update(extra_special_tokens=["cabinet"])),
+    "[E2]": ("added_tokens.json", lambda content: content.update({"[E2]": 999})),
+    "[E3]": ("special_tokens_map.json", lambda content: content.update(additional_special_tokens=["[E3]"])),
+    "[SEP2]": ("tokenizer_config.json", lambda content: content.update(sep_token="[SEP2]")),
+    "left": (
+        "tokenizer.json",
+        lambda content: content.update(truncation={"direction": "Left", "max_length": 9, "strategy": "LongestFirst", "stride": 0}),
+    ),
+    "dropout": ("tokenizer.json", lambda content: content["model"].update(dropout=0.01)),
+    "adapter": ("adapter_config.json", lambda content: content.update(peft_type="LORA")),
+}
+
+
+@pytest.mark.parametrize("named", SAID)
+def test_what_the_tokenizer_or_an_adapter_would_change_is_refused_by_name(stock, named):
+    (stock / "vocabulary.sha256").unlink()
+    (stock / "sentencepiece.model").unlink()
+    source.find_encoder(stock)
+    name, change = SAID[named]
+    settings = json.loads((stock / name).read_text()) if (stock / name).exists() else {}
+    change(settings)
+    (stock / name).write_text(json.dumps(settings))
+    with pytest.raises(config.ConfigError, match=re.escape(named)):
+        source.find_encoder(stock)
+
+
+def test_whole_numbers_are_no_weights(stock):
+    """Those of a quantised model have a scale elsewhere."""
+    (stock / "decoder.safetensors").unlink()
+    tensors = safetensors.numpy.load_file(stock / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("output.dense.weight"))
+    tensors[name] = (100 * tensors[name]).astype("int8")
+    safetensors.numpy.save_file(tensors, stock / "model.safetensors")
+    with pytest.raises(config.ConfigError, match=f"{name} holds int8"):
+        source.find_encoder(stock).read_params()
+
+
+def test_a_tokenizer_json_that_the_class_completes_is_compared_too(stock):
+    """A class of transformers adds <s> and </s> if the file does not. The file has the ids of the other file all the same."""
+    (stock / "vocabulary.sha256").unlink()
+    file, settings = (json.loads((stock / name).read_text()) for name in ("tokenizer.json", "tokenizer_config.json"))
+    (stock / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "MPNetTokenizer"}))
+    (stock / "tokenizer.json").write_text(json.dumps(file | {"post_processor": None}))
+    vocabulary = vocabularies.load(stock / "sentencepiece.model")
+    tokenizer.check_ids(MPNET, stock, vocabulary)
+    (stock / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "MPNetTokenizer", "sep_token": "<pad>"}))
+    with pytest.raises(config.ConfigError, match="sep_token"):
+        tokenizer.check_ids(MPNET, stock, vocabulary)
+    (stock / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "MPNetTokenizer"}))
+    pieces = sorted(file["model"]["vocab"], key=file["model"]["vocab"].get)
+    one, other = (number for number, piece in enumerate(pieces) if piece in ("e", "a"))
+    file["model"]["vocab"] |= {pieces[one]: other, pieces[other]: one}
+    (stock / "tokenizer.json").write_text(json.dumps(file | {"post_processor": None}))
+    with pytest.raises(config.ConfigError, match="other ids"):
+        tokenizer.check_ids(MPNET, stock, vocabulary)
 
 
 # A workdir.

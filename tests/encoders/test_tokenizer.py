@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers as library
-from testing import ROOT, SHARED
+from testing import ROOT, SHARED, call, english, stock_config
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from maelm_jax import config, export
@@ -22,6 +22,7 @@ from maelm_jax.encoders.bert import BERT
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.encoders.modernbert import MODERNBERT
 from maelm_jax.encoders.mpnet import MPNET
+from maelm_jax.encoders.roberta import ROBERTA
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<unk>", "a", "text", "##s"]
 CAPITALS = ["ΣΑΣ ΟΔΟΣ ΣΊΣΥΦΟΣ", "～ 10～20", "İstanbul IĞDIR ısı", "Straße GROẞ", "ﬁn ﬂ ½ ² ™ Ⅷ", "㋿ 令和 ℡", "ALL CAPITALS, Mixed"]
@@ -228,6 +229,20 @@ def test_a_normalization_that_the_files_contradict_is_refused(tmp_path, stated, 
         tokenizer.check_options(BERT, tmp_path)
 
 
+@pytest.mark.parametrize("part,step", [("normalizer", {"type": "NFKC"}), ("normalizer", None), ("pre_tokenizer", {"type": "WhitespaceSplit"})])
+def test_a_step_that_the_tokenizer_class_replaces_is_refused(tmp_path, part, step):
+    make_wordpiece(WORDS, WORDS[:5]).save(str(tmp_path / "tokenizer.json"))
+    tokenizer.check_options(BERT, tmp_path)
+    file = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file | {part: step}))
+    with pytest.raises(config.ConfigError, match=step["type"] if part == "pre_tokenizer" else "do_lower_case"):
+        tokenizer.check_options(BERT, tmp_path)
+    with pytest.raises(config.ConfigError):
+        tokenizer.check_options(ROBERTA, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    tokenizer.check_options(BERT, tmp_path)
+
+
 def write_words(folder, template: str | None, stated: dict, special=WORDS[:5]) -> vocabularies.Vocabulary:
     """A folder with a tokenizer of WORDS whose post-processor is `template`."""
     made = make_wordpiece(WORDS, special)
@@ -376,3 +391,64 @@ def test_transformers_js_gives_the_same_ids(vocabulary, marked, tmp_path, docume
         expected = [[of_it.bos, *ids, of_it.eos] for ids in of_it.encode_batch(cases[folder])]
         differing = [text for text, a, b in zip(cases[folder], found[folder], expected, strict=True) if a != b]
         assert differing == [], folder
+
+
+def byte_level(folder, special: list[str]) -> vocabularies.Vocabulary:
+    """A tokenizer like Llama's, with which EuroBERT reads text. Padding is not in the file: the model pads with the end of a text."""
+    made = library.Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(vocab_size=330, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    made.train_from_iterator(english()[:20], trainer)
+    made.add_special_tokens(special)
+    ends = [(name, made.token_to_id(name)) for name in special[:2]]
+    template = processors.TemplateProcessing(f"{special[0]} $A {special[1]}", None, ends)
+    made.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    made.save(str(folder / "tokenizer.json"))
+    return vocabularies.load(folder)
+
+
+EUROBERT = ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>", "<|parallel_sep|>"]
+
+
+def test_a_byte_level_file_needs_no_unk_and_no_pad_of_its_own(tmp_path):
+    loaded = byte_level(tmp_path, EUROBERT)
+    assert [loaded.pieces[index] for index in (loaded.bos, loaded.eos, loaded.mask, loaded.pad)] == EUROBERT
+    assert loaded.unk == loaded.pad and len(loaded.special_ids) == 4
+    text = "padded \N{BRAIN} <|parallel_sep|> <|end_of_text|>"
+    assert loaded.decode(loaded.encode(text)) == text and not set(loaded.encode(text)) & set(loaded.special_ids)
+    with pytest.raises(config.ConfigError, match="<pad>"):
+        byte_level(tmp_path, EUROBERT[:3])
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # of transformers and PyTorch
+def test_a_folder_whose_model_pads_with_the_end_of_a_text_computes_the_same(tmp_path):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    stock, texts = tmp_path / "stock", ["A text \N{BRAIN} of some length.", "one", ""]
+    stock.mkdir()
+    vocabulary = byte_level(stock, EUROBERT)
+    settings = stock_config("modernbert", vocabulary.size)
+    settings.update({"pad_token_id": vocabulary.eos, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos, "initializer_range": 0.3})
+    torch.manual_seed(0)
+    transformers.AutoModel.from_config(settings).save_pretrained(stock)
+    names = {"bos_token": EUROBERT[0], "eos_token": EUROBERT[1], "pad_token": EUROBERT[1], "mask_token": EUROBERT[2]}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"], **names}
+    (stock / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    def vectors(folder, auto=None):
+        inputs = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+        with torch.no_grad():
+            states = transformers.AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state
+        real = inputs["attention_mask"][..., None]
+        return ((states * real).sum(1) / real.sum(1)).numpy()
+
+    np.testing.assert_allclose(Encoder.load(stock).encode(texts), vectors(stock), atol=1e-5)
+    rows = [f"{word} text number {number},{label}\n" for number in range(8) for word, label in (("good", 1), ("bad", 0))]
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(rows))
+    table = [f"--gin.TRAIN_FILE={tmp_path / 'rows.csv'}", f"--gin.DEV_FILE={tmp_path / 'rows.csv'}", "--gin.EPOCHS=1", "--gin.BATCH_SIZE=8"]
+    done = call("finetune", "--gin_file=finetune/own.gin", f"--init_from={stock}", f"--workdir={tmp_path / 'run'}", *table)
+    assert done.status == 0, done.stderr
+    [run] = (path.parent for path in (tmp_path / "run").rglob("results.json"))
+    done = call("export", f"--workdir={run}", f"--output={tmp_path / 'out'}")
+    assert done.status == 0 and "verified" in done.stdout, done
+    np.testing.assert_allclose(Encoder.load(tmp_path / "out").encode(texts), vectors(tmp_path / "out"), atol=1e-5)

@@ -1,8 +1,10 @@
 """`load_classifier`: the numbers of the command, and those of transformers."""
 
+import json
+
 import numpy as np
 import pytest
-from testing import write_text
+from testing import stock_folder, write_text
 
 import maelm_jax
 from maelm_jax import config, export, finetune
@@ -74,6 +76,18 @@ def test_an_export_gives_what_transformers_gives(run, tmp_path):
     if kind == "score":
         of_run = [one.label for one in maelm_jax.load_classifier(workdir).predict(TEXTS)]
         assert of_run == pytest.approx(np.clip(1 + 4 * ours[:, 0], 1, 5), abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # of transformers and PyTorch
+def test_the_classifier_of_a_stranger_scores_the_state_that_its_folder_says(vocabulary, tmp_path):
+    pytest.importorskip("torch")
+    stock = stock_folder(tmp_path / "stock", "modernbert", "AutoModelForSequenceClassification", vocabulary)
+    settings = json.loads((stock / "config.json").read_text())
+    assert settings["classifier_pooling"] == "cls", "the default of transformers"
+    with pytest.raises(config.ConfigError, match="classifier_pooling"):
+        maelm_jax.load_classifier(stock)
+    (stock / "config.json").write_text(json.dumps(settings | {"classifier_pooling": "mean"}))
+    assert len(maelm_jax.load_classifier(stock).labels) == 2
 
 
 def test_what_is_no_classifier_is_refused(pretrained, tmp_path):

@@ -164,7 +164,7 @@ def test_flops_are_those_of_pretraining_the_encoder_on_the_same_rows_without_att
     run, corpus = dataclasses.replace(experiment.run, batch_size=1), dataclasses.replace(experiment.corpus, sequence_length=8)
     terms = flops.flops_terms(dataclasses.replace(experiment, run=run, corpus=corpus), 4096)
     encoder = sum(value for name, value in terms.items() if name.startswith("encoder"))
-    assert 8 * session.flops_per_token(experiment.model) == pytest.approx(encoder, rel=0.05)
+    assert 8 * flops.flops_per_token(experiment.encoder) == pytest.approx(encoder, rel=0.05)
 
 
 def test_longer_runs_have_more_padded_lengths(planned):

@@ -60,8 +60,8 @@ def test_a_workdir_that_is_gone_is_named(workdir, made_again):
         checkpoints.save(3, checkpoint_folders.state_of(3))
 
 
-def test_a_workdir_renamed_during_a_write_gets_no_successor_with_a_whole_checkpoint(workdir, monkeypatch):
-    """Orbax and TensorStore make the folders that they write to again."""
+def test_a_workdir_renamed_during_a_write_gets_no_successor_with_a_whole_checkpoint(workdir, monkeypatch, caplog):
+    """Orbax and TensorStore make the folders that they write to again. Orbax would log several tracebacks."""
     finish = checkpoint.Checkpoints._write_checksums
 
     def renamed_meanwhile(self):
@@ -75,6 +75,7 @@ def test_a_workdir_renamed_during_a_write_gets_no_successor_with_a_whole_checkpo
     with pytest.raises(config.RunError, match=str(workdir)):
         checkpoints.wait()
     assert checkpoint.complete_steps(Workdir(workdir)) == [] and newest(workdir.with_name("renamed")) == 2
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_the_newest_checkpoints_and_those_asked_for_are_kept(tmp_path):
@@ -85,6 +86,24 @@ def test_the_newest_checkpoints_and_those_asked_for_are_kept(tmp_path):
         assert checkpoints.newest() == number
     checkpoints.close()
     assert checkpoint.all_steps(Workdir(tmp_path)) == [1, 3, 4, 6, 7]
+
+
+@pytest.mark.parametrize("gone", [[1], [2, 1], [1, 2, 3]])
+def test_steps_that_are_pruned_before_they_are_read_are_left_out_and_named(workdir, caplog, gone):
+    checkpoint_folders.write(workdir, 3)
+
+    def read(step: int) -> int:
+        if step in gone:
+            shutil.rmtree(workdir / "checkpoints" / str(step), ignore_errors=True)
+        return checkpoint.read_kept(Workdir(workdir), step, step).step
+
+    steps = checkpoint.all_steps(Workdir(workdir))
+    if len(gone) == len(steps):
+        with pytest.raises(config.ConfigError):
+            list(checkpoint.read_each(steps, read))
+        return
+    assert list(checkpoint.read_each(steps, read)) == [step for step in steps if step not in gone]
+    assert all(f"step {step}" in caplog.text for step in gone) and len(caplog.records) == len(gone)
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(workdir, caplog):
