@@ -10,8 +10,8 @@ import maelm_jax
 from maelm_jax import config, evaluate, export
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.model import model_inputs
 from maelm_jax.measuring import pairs
+from maelm_jax.model import model_inputs
 
 ROBERTA = {"Encoder.relative_buckets": "none"}
 SHARE = {"Objective.causal_share": 0.25}
