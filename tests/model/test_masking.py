@@ -91,6 +91,7 @@ def any_rows(segments: list[list[int]], length: int) -> np.ndarray:
     return ids
 
 
+@hypothesis.settings(max_examples=25)
 @hypothesis.given(
     segments=strategies.lists(strategies.lists(strategies.integers(1, 40), max_size=6), min_size=4, max_size=4),
     length=strategies.sampled_from((8, 45)),
