@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
 
 def _score_pairs(args: argparse.Namespace) -> int:
     """Scores the models on minimal pairs. Returns the exit status."""
-    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.encoders.opened import load_model
     from maelm_jax.measuring import pairs, scoring
     from maelm_jax.training import checkpoint
 
@@ -109,7 +109,7 @@ def _score_pairs(args: argparse.Namespace) -> int:
     paths = cli.listed("--models", args.models)
     for path in paths:
         for step in _steps(path, args):
-            encoder = Encoder.load(path, step)
+            encoder = load_model(path, step)
             encoder.check_predicts(path)
             name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
             scores[name] = pairs.score(encoder, read, name, args.temperature)
@@ -129,7 +129,7 @@ def _score_pairs(args: argparse.Namespace) -> int:
 
 def _probe(args: argparse.Namespace) -> int:
     """Scores linear probes of the models. Returns the exit status."""
-    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.encoders.opened import load_model
     from maelm_jax.measuring import pairs, probe, scoring
     from maelm_jax.training import checkpoint
 
@@ -137,7 +137,7 @@ def _probe(args: argparse.Namespace) -> int:
     encoders = {}
     for path in cli.listed("--models", args.models):
         for step in _steps(path, args):
-            encoder = Encoder.load(path, step)
+            encoder = load_model(path, step)
             name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
             encoders[name] = encoder
     scores = []
@@ -155,10 +155,10 @@ def _probe(args: argparse.Namespace) -> int:
 
 def _score_floor(path: str, read: list, temperature: float) -> dict:
     """Returns what the token frequencies and the fresh weights of a model score on pairs."""
-    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.encoders.opened import load_model
     from maelm_jax.measuring import pairs, scoring
 
-    encoder, scores = Encoder.load(path), {}
+    encoder, scores = load_model(path), {}
     token_nll = scoring.token_frequencies(path)
     if token_nll is None:
         print(f"no score of token frequencies: {path} has no rows here")

@@ -33,11 +33,11 @@ WORK = {
     "prepare": "maelm_jax.data.vocabulary_training.vocabulary_for",
     "plan": "maelm_jax.planning.targets.start_compiler",
     "finetune": "maelm_jax.finetuning.sentence.SentenceTask.check_files",
-    "export": "maelm_jax.encoders.source.find_encoder",
+    "export": "maelm_jax.encoders.opened.find_model",
     "embed": "maelm_jax.embed.read_lines",
     "analyze": "maelm_jax.data.vocabularies.load",
-    "evaluate": "maelm_jax.encoders.source.find_encoder",
-    "merge": "maelm_jax.encoders.source.find_encoder",
+    "evaluate": "maelm_jax.encoders.opened.find_model",
+    "merge": "maelm_jax.encoders.opened.find_model",
 }
 
 

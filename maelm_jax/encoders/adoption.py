@@ -10,7 +10,7 @@ from flax import traverse_util
 from maelm_jax import config
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders import layouts
-from maelm_jax.encoders.source import EncoderSource
+from maelm_jax.encoders.opened import OpenedModel
 
 # Settings of a rotary encoder that a run may raise, to read longer rows. No weight depends on them.
 RAISED = ("max_positions", "rotary_theta")
@@ -31,7 +31,7 @@ class LoadedParams(typing.NamedTuple):
     unused: list[str]  # the top-level modules of the source that the run does not have
 
 
-def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopted:
+def adopt_settings(experiment: config.Experiment, encoder_source: OpenedModel) -> Adopted:
     """Adapts the settings of a run to the source that it starts from.
 
     The run takes the vocabulary of the source unless Vocabulary.file is set, the settings of the
@@ -44,8 +44,8 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
             read the run's rows: they are too long, or of another vocabulary.
     """
     own, decoder, settings = experiment.encoder, experiment.decoder, encoder_source.settings
-    if decoder and decoder.is_plain and encoder_source.decoder:
-        decoder = encoder_source.decoder
+    if decoder and decoder.is_plain and encoder_source.model.decoder:
+        decoder = encoder_source.model.decoder
     adopted = dict(settings)
     length, is_rotary = experiment.corpus.sequence_length, adopted["positions"] == "rotary"
     if is_rotary:
@@ -78,10 +78,10 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
     if not is_rotary and length > settings["max_positions"]:
         changes.append(f"its {settings['max_positions']} learned positions repeat up to {length}")
     vocabulary = experiment.vocabulary
-    if encoder_source.vocabulary and vocabulary.file is None:
-        vocabulary = dataclasses.replace(vocabulary, file=encoder_source.vocabulary)
-        changes.append(f"Vocabulary.file: None -> {encoder_source.vocabulary!r}")
-    elif encoder_source.vocabulary:
+    if encoder_source.vocabulary_path and vocabulary.file is None:
+        vocabulary = dataclasses.replace(vocabulary, file=encoder_source.vocabulary_path)
+        changes.append(f"Vocabulary.file: None -> {encoder_source.vocabulary_path!r}")
+    elif encoder_source.vocabulary_path:
         encoder_source.check_vocabulary(vocabularies.load(vocabulary.file))
     encoder = dataclasses.replace(own, **adopted)
     if decoder:
@@ -129,7 +129,7 @@ def load_params(
     always loaded.
 
     Args:
-        values: {parameter path: array} of the source, from `EncoderSource.read_params`.
+        values: {parameter path: array} of the source, from `OpenedModel.read_params`.
         params: The parameter tree of the run; its arrays give the shapes and the shardings.
         vocabulary_size: The number of ids. Tables over the vocabulary are padded with zero rows.
         source_path: The source, for error messages.

@@ -17,7 +17,7 @@ import tqdm
 
 from maelm_jax import config
 from maelm_jax.data.vocabularies import Vocabulary
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders.opened import OpenedModel
 from maelm_jax.model import model_inputs
 
 TOKENS = 4096  # of a batch, with padding
@@ -58,7 +58,7 @@ class _Shape(typing.NamedTuple):
 
 
 def measure(
-    encoder: Encoder, texts: list[Text], name: str = "pairs", temperature: float = 1.0
+    encoder: OpenedModel, texts: list[Text], name: str = "pairs", temperature: float = 1.0
 ) -> Sums:
     """Computes the pseudo-log-likelihoods of texts.
 
@@ -132,7 +132,7 @@ def _list_tokens(rows: list[_Row], vocabulary: Vocabulary) -> tuple[np.ndarray, 
 
 
 def _compute(
-    encoder: Encoder,
+    encoder: OpenedModel,
     rows: list[_Row],
     owner: np.ndarray,
     slot: np.ndarray,
@@ -192,7 +192,7 @@ def _choose_shapes(
 
 
 def _log_probabilities(
-    encoder: Encoder,
+    encoder: OpenedModel,
     ids: np.ndarray,
     slot: np.ndarray,
     masks: np.ndarray,

@@ -2,7 +2,6 @@
 
 import collections.abc
 import dataclasses
-import functools
 import itertools
 import logging
 import math
@@ -15,8 +14,7 @@ from flax import traverse_util
 
 from maelm_jax import config, storage
 from maelm_jax.data import batches, prepare, vocabularies
-from maelm_jax.encoders import source
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders.opened import OpenedModel, find_model, load_model
 from maelm_jax.model import keys, maelm
 from maelm_jax.model.kernels import backends
 from maelm_jax.pretraining import evaluation
@@ -29,23 +27,23 @@ CONFIDENCE = 0.95
 log = logging.getLogger(__name__)
 
 
-class Checkpoint(typing.NamedTuple):
-    """The parameters of a model at one step."""
-
-    step: int | None  # None: the model is no workdir
-    params: dict  # the tree of `maelm.create`
-
-
 class TrainedModel(typing.NamedTuple):
     """A model with a prediction head, and the settings that it is evaluated with."""
 
     path: str
-    # Each reads a checkpoint: the parameters of one at a time are in memory.
-    checkpoints: list[collections.abc.Callable[[], Checkpoint]]
+    by_step: list[OpenedModel]  # the weights of one at a time are in memory
     experiment: config.Experiment
-    vocabulary: vocabularies.Vocabulary
-    length: int  # the longest input in tokens
     rows: prepare.Prepared | None  # those that a run was trained on, if they are still there
+
+    @property
+    def vocabulary(self) -> vocabularies.Vocabulary:
+        """The vocabulary, the same at every step."""
+        return self.by_step[0].vocabulary
+
+    @property
+    def length(self) -> int:
+        """The longest input in tokens."""
+        return self.by_step[0].length
 
     @property
     def objective(self) -> objectives.MaskedTokens:
@@ -106,25 +104,17 @@ def open_model(
         raise config.ConfigError(
             f"{path} is a fine-tuned run, which predicts no tokens: name a run of pretraining"
         )
-    saved = [source.find_encoder(path, step) for step in steps]
-    saved[0].require_bidirectional()
-    vocabulary, model = saved[0].loaded_vocabulary, saved[0].model
-    rows = _recorded_rows(workdir, experiment.corpus, vocabulary, needs_rows)
-    checkpoints = [functools.partial(_read, one) for one in saved]
-    evaluated = experiment.evaluated.with_model(model)
-    return TrainedModel(path, checkpoints, evaluated, vocabulary, saved[0].length, rows)
-
-
-def _read(saved: source.EncoderSource) -> Checkpoint:
-    params = traverse_util.unflatten_dict(saved.read_params(), sep="/")
-    return Checkpoint(saved.step, params)
+    by_step = [find_model(path, step) for step in steps]
+    first = by_step[0]
+    first.require_bidirectional()
+    rows = _recorded_rows(workdir, experiment.corpus, first.vocabulary, needs_rows)
+    return TrainedModel(path, by_step, experiment.evaluated.with_model(first.model), rows)
 
 
 def _from_folder(path: str, step: int | None) -> TrainedModel:
     """Returns the model of a folder or file that is no workdir."""
-    loaded = Encoder.load(path, step)
+    loaded = load_model(path, step)
     loaded.check_predicts(path)
-    read = Checkpoint(None, loaded.prediction_tree())
     experiment = config.Experiment(
         corpus=config.Corpus(sequence_length=loaded.length),
         objective=loaded.objective,
@@ -132,8 +122,7 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
         decoder=loaded.model.decoder,
         compute=loaded.model.compute,
     )
-    checkpoints = [lambda: read]
-    return TrainedModel(path, checkpoints, experiment, loaded.vocabulary, loaded.length, rows=None)
+    return TrainedModel(path, [loaded], experiment, rows=None)
 
 
 def _recorded_rows(
@@ -163,13 +152,11 @@ def token_frequencies(path: str) -> np.ndarray | None:
     return None if model.rows is None else model.objective.make_baseline(model.rows).token_nll
 
 
-def with_fresh_weights(encoder: Encoder) -> Encoder:
+def with_fresh_weights(encoder: OpenedModel) -> OpenedModel:
     """Returns the model of an encoder with new random weights, always the same."""
     init = maelm.create(encoder.model, encoder.vocabulary.size, encoder.vocabulary.special).init
     params = traverse_util.flatten_dict(jax.jit(init)(jax.random.key(0)), sep="/")
-    return dataclasses.replace(
-        encoder, params={path: np.asarray(value) for path, value in params.items()}
-    )
+    return encoder.replace(params={path: np.asarray(value) for path, value in params.items()})
 
 
 def heldout_rows(model: TrainedModel) -> np.ndarray:
@@ -225,8 +212,9 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
 
     unigram = None if model.rows is None else objective.make_baseline(model.rows).loss(rows)
     measured = []
-    for read_checkpoint in model.checkpoints:
-        number, params = read_checkpoint()
+    for opened in model.by_step:
+        params = opened.read_prediction_tree()
+        number = opened.step  # of the weights that were read
         name = name_model(model.path, number)
         losses, correct, counts = _sums(loss, params, parts, name)
         masked = counts.sum()

@@ -16,7 +16,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data import prepare, vocabularies, vocabulary_training
-from maelm_jax.encoders import adoption, source
+from maelm_jax.encoders import adoption, opened
 from maelm_jax.training import checkpoint, metrics, optimizers, run_rows, step
 from maelm_jax.training.workdir import Kind, Parent, Workdir
 
@@ -29,7 +29,7 @@ class StartingPoint(typing.NamedTuple):
     """
 
     experiment: config.Experiment
-    encoder: source.EncoderSource | None = None
+    encoder: opened.OpenedModel | None = None
     parent: Parent | None = None
 
 
@@ -99,8 +99,8 @@ def find_starting_point(experiment: config.Experiment, workdir: Workdir) -> Star
 def _adopt_encoder(experiment: config.Experiment) -> StartingPoint:
     """Finds the encoder of `Run.init_from` and takes over its settings."""
     path = experiment.run.init_from
-    encoder = source.find_encoder(path)
-    if encoder.vocabulary is None and experiment.vocabulary.file is None:
+    encoder = opened.find_model(path)
+    if encoder.vocabulary_path is None and experiment.vocabulary.file is None:
         raise config.ConfigError(
             f"Run.init_from={path} has no vocabulary, and a new one would have other ids than its "
             "weights: name its file with --gin.Vocabulary.file"

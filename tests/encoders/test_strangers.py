@@ -16,7 +16,7 @@ from testing import call, training
 import maelm_jax
 from maelm_jax import config, export, gin_files, storage
 from maelm_jax.data import prepare, vocabularies
-from maelm_jax.encoders import source, weight_files
+from maelm_jax.encoders import opened, weight_files
 from maelm_jax.finetuning import predict
 from maelm_jax.training.workdir import Workdir
 
@@ -198,7 +198,7 @@ def test_a_huge_number_of_rows_takes_no_memory(stock):
     settings = json.loads((stock / "config.json").read_text())
     (stock / "config.json").write_text(json.dumps(settings | {"vocab_size": 10**12}))
     with pytest.raises(config.ConfigError, match="1000000000000"):
-        source.find_encoder(stock).read_params()
+        opened.find_model(stock).read_params()
 
 
 def change_decoder(stock: pathlib.Path, change):
@@ -226,10 +226,10 @@ DECODERS = {
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_decoder_that_does_not_fit_is_refused_before_anything_else(stock, tmp_path, kind):
     change_decoder(stock, lambda tensors, settings: None)
-    source.find_encoder(stock)
+    opened.find_model(stock)
     change_decoder(stock, DECODERS[kind])
     with pytest.raises(config.ConfigError, match="decoder.safetensors|config.json"):
-        source.find_encoder(stock)
+        opened.find_model(stock)
     done = call("export", f"--workdir={stock}", f"--output={tmp_path / 'out'}", "--no-verify")
     assert done.status == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
 

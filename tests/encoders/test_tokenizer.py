@@ -17,11 +17,11 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from maelm_jax import config, export
 from maelm_jax.data import vocabularies, vocabulary_training
-from maelm_jax.encoders import source, tokenizer, weight_files
+from maelm_jax.encoders import opened, tokenizer, weight_files
 from maelm_jax.encoders.bert import BERT
-from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.encoders.modernbert import MODERNBERT
 from maelm_jax.encoders.mpnet import MPNET
+from maelm_jax.encoders.opened import load_model
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<unk>", "a", "text", "##s"]
 CAPITALS = ["ΣΑΣ ΟΔΟΣ ΣΊΣΥΦΟΣ", "～ 10～20", "İstanbul IĞDIR ısı", "Straße GROẞ", "ﬁn ﬂ ½ ² ™ Ⅷ", "㋿ 令和 ℡", "ALL CAPITALS, Mixed"]
@@ -292,7 +292,7 @@ def test_bos_and_eos_have_the_names_of_gemma_too(tmp_path, template):
 def test_tokens_that_were_added_to_an_export_are_read(copy_export, tmp_path):
     """transformers rewrites tokenizer.json and leaves sentencepiece.model as it was."""
     folder = copy_export("roberta", tmp_path / "out")
-    assert source.find_encoder(folder).vocabulary == str(folder / "sentencepiece.model")
+    assert opened.find_model(folder).vocabulary_path == str(folder / "sentencepiece.model")
     longer = library.Tokenizer.from_file(str(folder / "tokenizer.json"))
     size = longer.get_vocab_size()
     longer.add_special_tokens(["[E1]"])
@@ -304,7 +304,7 @@ def test_tokens_that_were_added_to_an_export_are_read(copy_export, tmp_path):
     tensors[table] = np.concatenate([tensors[table], np.full((1, 32), 0.5, np.float32)])
     weight_files.write_safetensors(folder / weight_files.WEIGHTS, tensors)
     (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | {"vocab_size": size + 1}))
-    encoder = Encoder.load(folder)
+    encoder = load_model(folder)
     assert size in encoder.vocabulary.encode("some [E1] quinine")
     assert (encoder.params["encoder/token_embedding"][size] == 0.5).all()
     assert export.main([f"--workdir={folder}", f"--output={tmp_path / 'again'}"]) == 0, "and verified where transformers is installed"
