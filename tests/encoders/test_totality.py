@@ -137,7 +137,7 @@ def with_parameter(model: config.Model, vocabulary, path: str) -> opened.OpenedM
     """An encoder with a parameter that no layer has."""
     usual = random_encoder(model, vocabulary)
     shape = (model.encoder.layers, 16) if "/blocks/" in path else (16,)
-    return dataclasses.replace(usual, params=usual.params | {path: np.full(shape, 0.5, np.float32)})
+    return usual.replace(params=usual.params | {path: np.full(shape, 0.5, np.float32)})
 
 
 @pytest.mark.parametrize("path", ["encoder/blocks/attention/gain", "encoder/gain", "decoder/blocks/attention/gain", "head/gain", "pooler/bias"])
