@@ -278,13 +278,13 @@ def session_key(planned: Planned) -> tuple:
     experiment = planned.experiment
     # Fine-tuning has no decoder, so MAE-LM and MLM runs share data and compiled steps.
     encoder = experiment.model
-    vocabulary = planned.encoder.source.vocabulary.fingerprint
+    vocabulary = planned.encoder.vocabulary.fingerprint
     return planned.task, vocabulary, encoder, experiment.finetune.max_length
 
 
 def open_session(planned: Planned) -> Session:
     """Reads the data of a pair of task and encoder, and prints what it is."""
-    experiment, vocabulary = planned.experiment, planned.encoder.source.vocabulary
+    experiment, vocabulary = planned.experiment, planned.encoder.vocabulary
     task = create_task(planned.task, experiment.finetune)
     data = task.load(InputFormat.of_run(experiment, vocabulary))
     current = Session(experiment, task, data, vocabulary)
@@ -300,7 +300,7 @@ def open_session(planned: Planned) -> Session:
 def describe_data(current: Session, planned: Planned) -> str:
     """Returns the sizes of a task's data and the notes made while reading it, as text."""
     data, encoder = current.data, planned.encoder
-    length = InputFormat.of_run(planned.experiment, encoder.source.vocabulary).length
+    length = InputFormat.of_run(planned.experiment, encoder.vocabulary).length
     dev = ", ".join(f"{name or 'dev'}: {dev.size}" for name, dev in data.dev.items())
     lines = [f"training: {len(data.train.ids):,} rows of at most {length} tokens; {dev}"]
     # Without a checkpoint of ours, it is not known which positions were trained.

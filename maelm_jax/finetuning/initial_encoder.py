@@ -6,6 +6,7 @@ import os
 import jax
 
 from maelm_jax import config
+from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.encoders import adoption, families, opened
 
 
@@ -22,6 +23,11 @@ class InitialEncoder:
     name: str
     source: opened.OpenedModel
     is_random: bool
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary that its token ids belong to."""
+        return self.source.vocabulary
 
     @property
     def label(self) -> str:

@@ -260,7 +260,7 @@ class Run:
         state = resumed.state if resumed else self.initial_state()
         first_step = int(state.step)
         # Nothing in the folder changes before the checkpoint is read.
-        workdir.write_start(self.experiment, self.encoder.source.vocabulary)
+        workdir.write_start(self.experiment, self.encoder.vocabulary)
         storage.write_json(workdir.inputs_file, self.inputs)
         writer = metrics.Writer(workdir, first_step)
         checkpoints = checkpoint.Checkpoints(unfinished, keep=1)
