@@ -61,7 +61,7 @@ def commands(tmp_path, monkeypatch):
 
     experiment = gin_files.load(["run/config.gin"])
     source = types.SimpleNamespace(path="run", settings={}, step=3, experiment=experiment)
-    encoder = initial_encoder.InitialEncoder("run", source, None, is_random=False)
+    encoder = initial_encoder.InitialEncoder("run", source, is_random=False)
     monkeypatch.setattr(initial_encoder, "load", lambda name, step=None: encoder)
     for command in COMMANDS:
 
