@@ -23,14 +23,14 @@ def main():
 
     from minicons import scorer
 
-    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.encoders.opened import load_model
     from maelm_jax.measuring import pairs
 
     groups = itertools.groupby(pairs.read(args.pairs), key=lambda pair: pair.paradigm)
     first = [list(itertools.islice(group, args.count)) for _, group in groups]
     chosen = list(itertools.chain(*first))[: args.most]
     sentences = [sentence for pair in chosen for sentence in (pair.good, pair.bad)]
-    ours = pairs.log_likelihoods(Encoder.load(args.model), sentences)
+    ours = pairs.log_likelihoods(load_model(args.model), sentences)
     model = scorer.MaskedLMScorer(args.model, "cpu", trust_remote_code=True)
     theirs = []
     for start in range(0, len(sentences), 20):

@@ -29,7 +29,7 @@ import tokenizers
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax.data import readers
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders.opened import OpenedModel, load_model
 from maelm_jax.measuring import pairs
 from maelm_jax.model import model_inputs
 
@@ -77,14 +77,16 @@ def checkpoint_steps(run: pathlib.Path) -> list[int]:
     return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
 
 
-def load(run: pathlib.Path, step: int) -> Encoder:
+def load(run: pathlib.Path, step: int) -> OpenedModel:
     """Loads a checkpoint of a run."""
     if is_stock(run):
-        return Encoder.load(run / "checkpoints" / str(step))
-    return Encoder.load(run, step)
+        return load_model(run / "checkpoints" / str(step))
+    return load_model(run, step)
 
 
-def heldout_loss(encoder: Encoder, ids: np.ndarray, masked: np.ndarray, one_segment: bool) -> float:
+def heldout_loss(
+    encoder: OpenedModel, ids: np.ndarray, masked: np.ndarray, one_segment: bool
+) -> float:
     """Returns the mean of -log p of the masked tokens, in nats.
 
     Args:
@@ -111,7 +113,7 @@ def heldout_loss(encoder: Encoder, ids: np.ndarray, masked: np.ndarray, one_segm
 
 
 def checked_loss(
-    run: pathlib.Path, encoder: Encoder, ids: np.ndarray, masked: np.ndarray
+    run: pathlib.Path, encoder: OpenedModel, ids: np.ndarray, masked: np.ndarray
 ) -> dict[str, float] | None:
     """Returns the loss of the first held-out rows as PyTorch and JAX compute it; None for ours."""
     if not is_stock(run):
@@ -122,7 +124,7 @@ def checked_loss(
     return {"pytorch": record["checked_loss"], "jax": ours}
 
 
-def blimp(encoder: Encoder, pattern: str | None, most: int) -> dict | None:
+def blimp(encoder: OpenedModel, pattern: str | None, most: int) -> dict | None:
     """Returns the score on minimal pairs, of `most` pairs of each paradigm."""
     if not pattern:
         return None
@@ -131,7 +133,7 @@ def blimp(encoder: Encoder, pattern: str | None, most: int) -> dict | None:
     return {"pairs": len(read), **score}
 
 
-def probes(encoder: Encoder, glue: pathlib.Path | None, tokenizer_file: pathlib.Path) -> dict:
+def probes(encoder: OpenedModel, glue: pathlib.Path | None, tokenizer_file: pathlib.Path) -> dict:
     """Returns {task: scores of the folds, and that of a constant answer}."""
     if not glue:
         return {}

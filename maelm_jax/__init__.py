@@ -9,7 +9,7 @@ __version__ = "1.0.0"
 
 
 def load_encoder(path, step: int | None = None):
-    """Loads a pretrained encoder (`maelm_jax.encoders.encoder.Encoder`).
+    """Loads a pretrained encoder (`maelm_jax.encoders.opened.OpenedModel`).
 
     Args:
         path: A workdir, an export in any format, a folder of stock transformers, or a checkpoint of
@@ -20,9 +20,9 @@ def load_encoder(path, step: int | None = None):
     Raises:
         ConfigError: There is no such encoder, or it cannot be computed here.
     """
-    from maelm_jax.encoders import encoder  # imports JAX
+    from maelm_jax.encoders import opened  # imports JAX
 
-    return encoder.Encoder.load(path, step)
+    return opened.load_model(path, step)
 
 
 def load_classifier(path):

@@ -51,15 +51,13 @@ def main(argv: list[str]) -> int:
 
     import numpy as np
 
-    from maelm_jax.encoders import encoder, source
+    from maelm_jax.encoders import opened
 
-    found = source.find_encoder(args.workdir, args.step)
-    found.require_bidirectional()
-    loaded = encoder.Encoder.read(found)
+    loaded = opened.load_model(args.workdir, args.step)
     if args.dtype:
         compute = dataclasses.replace(loaded.model.compute, dtype=args.dtype)
         model = dataclasses.replace(loaded.model, compute=compute)
-        loaded = dataclasses.replace(loaded, model=model)
+        loaded = loaded.replace(model=model)
     chosen = loaded.choose_recipe(args.pooling)
     if args.max_length is not None:
         positions = loaded.model.encoder.max_positions

@@ -47,7 +47,7 @@ import typing
 from maelm_jax import cli, config, gin_files, storage, tables
 
 if typing.TYPE_CHECKING:
-    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.encoders.opened import OpenedModel
 
 HEADER = (
     "model",
@@ -162,10 +162,9 @@ def _probe(args: argparse.Namespace) -> int:
 
 def _open_scorer(path: str, step: int | None, args: argparse.Namespace):
     """Opens a model that predicts tokens, left to right if that is asked for."""
-    from maelm_jax.encoders import source
-    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.encoders.opened import find_model
 
-    encoder = Encoder.read(source.find_encoder(path, step))
+    encoder = find_model(path, step).read()
     encoder.check_predicts(path)
     return encoder.left_to_right(path) if args.left_to_right else encoder
 
@@ -185,12 +184,12 @@ def _score_floor(path: str, read: list, args: argparse.Namespace) -> dict:
     return scores
 
 
-def _encoders(path: str, args: argparse.Namespace) -> "collections.abc.Iterator[Encoder]":
+def _encoders(path: str, args: argparse.Namespace) -> "collections.abc.Iterator[OpenedModel]":
     """Loads a model at each step that is measured. What its run prunes before is left out."""
-    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.encoders.opened import load_model
     from maelm_jax.training import checkpoint
 
-    return checkpoint.read_each(_steps(path, args), functools.partial(Encoder.load, path))
+    return checkpoint.read_each(_steps(path, args), functools.partial(load_model, path))
 
 
 def _steps(path: str, args: argparse.Namespace) -> list[int | None]:

@@ -88,24 +88,22 @@ def _kept_checkpoints(name: str, step: int | None) -> dict[str, int]:
 
 def _export(args: argparse.Namespace, step: int | None, output: str):
     """Exports one step of the encoder to the folder `output`."""
-    from maelm_jax.encoders import card, encoder, export, results, source, verify
+    from maelm_jax.encoders import card, export, opened, results, verify
 
     metadata = dict(_metadata(entry) for entry in args.metadata)
-    found = source.find_encoder(args.workdir, step)
-    loaded = encoder.Encoder.read(found)
+    loaded = opened.load_model(args.workdir, step)
     export.check_format(args.format, loaded, str(args.workdir))
     if args.dtype == "bfloat16":
         loaded = loaded.round_weights()  # what is compared with the folder
     verification = _why_unverified(args.verify, args.format)
     with export.write_atomically(output) as folder:
-        written = export.write(args.format, folder, loaded, args.dtype)
-        verification = verification or verify.verify(args.format, folder, loaded, found.path)
+        written = loaded.write(args.format, folder, args.dtype)
+        verification = verification or verify.verify(args.format, folder, loaded, loaded.path)
         has_tokenizer_json = (folder / "tokenizer.json").is_file()
         name = pathlib.Path(output).absolute().name
         text = card.render(
             args.format,
             name,
-            found,
             loaded,
             written,
             has_tokenizer_json,
@@ -113,7 +111,7 @@ def _export(args: argparse.Namespace, step: int | None, output: str):
             metadata,
         )
         (folder / export.CARD).write_text(text, encoding="utf-8")
-        report = found.results and found.results.classes
+        report = loaded.results and loaded.results.classes
         if report and report.shows_confusion:
             report.draw(folder / results.CONFUSION, f"{name}: what is taken for what")
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"

@@ -19,7 +19,7 @@ import typing
 from maelm_jax import cli, config, storage
 
 if typing.TYPE_CHECKING:
-    from maelm_jax.encoders import source
+    from maelm_jax.encoders.opened import OpenedModel
     from maelm_jax.training.workdir import Workdir
 
 
@@ -36,12 +36,12 @@ def main(argv: list[str]) -> int:
     import jax
     import numpy as np
 
-    from maelm_jax.encoders import export, source
+    from maelm_jax.encoders import export, opened
     from maelm_jax.training import checkpoint
     from maelm_jax.training.workdir import Workdir
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
-    found = [source.find_encoder(name) for name in names]
+    found = [opened.find_model(name) for name in names]
     check_alike(found)
 
     total: dict = {}
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         for file in (begun.rows_file, begun.parent_file, begun.origin_file):
             if file.is_file():
                 shutil.copy(file, folder)
-        merged.write_start(most.experiment, most.loaded_vocabulary, most.step)
+        merged.write_start(most.experiment, most.vocabulary, most.step)
     print(f"{args.workdir}: the mean of {', '.join(names)}, as step {most.step}")
     return 0
 
@@ -77,7 +77,7 @@ def check_output(workdir: "Workdir"):
         raise config.ConfigError(f"--workdir={workdir} is not empty. Give a new folder")
 
 
-def check_alike(found: list["source.EncoderSource"]):
+def check_alike(found: list["OpenedModel"]):
     """Raises ConfigError unless all are runs of pretraining with one model and one vocabulary."""
     first = found[0]
     for one in found:
@@ -87,7 +87,7 @@ def check_alike(found: list["source.EncoderSource"]):
         wrong = [
             line for name, line in changes.items() if name.startswith(("Encoder.", "Decoder."))
         ]
-        if one.loaded_vocabulary.fingerprint != first.loaded_vocabulary.fingerprint:
+        if one.vocabulary.fingerprint != first.vocabulary.fingerprint:
             wrong.append(f"{one.path} has another vocabulary")
         if wrong:
             raise config.ConfigError(

@@ -72,11 +72,11 @@ def main(argv: list[str]) -> int:
     print(target.title, flush=True)
 
     from maelm_jax.data import vocabularies
-    from maelm_jax.encoders import adoption, source
+    from maelm_jax.encoders import adoption, opened
     from maelm_jax.planning import estimate
 
     if experiment.run.init_from:
-        encoder_source = source.find_encoder(experiment.run.init_from)
+        encoder_source = opened.find_model(experiment.run.init_from)
         experiment = adoption.adopt_settings(experiment, encoder_source).experiment
     sized = vocabularies.with_size_of_file(experiment.vocabulary)
     experiment = dataclasses.replace(experiment, vocabulary=sized)

@@ -12,7 +12,7 @@ import pathlib
 import pytest
 
 from maelm_jax import cli, gin_files
-from maelm_jax.encoders import source
+from maelm_jax.encoders import opened
 from maelm_jax.finetuning import initial_encoder
 
 COMMANDS = ("train", "prepare", "plan", "finetune", "export", "embed", "analyze", "evaluate", "merge", "status")
@@ -34,11 +34,11 @@ WORK = {
     "prepare": "maelm_jax.data.vocabulary_training.vocabulary_for",
     "plan": "maelm_jax.planning.targets.start_compiler",
     "finetune": "maelm_jax.finetuning.sentence.SentenceTask.check_files",
-    "export": "maelm_jax.encoders.source.find_encoder",
+    "export": "maelm_jax.encoders.opened.find_model",
     "embed": "maelm_jax.embed.read_lines",
     "analyze": "maelm_jax.data.vocabularies.load",
-    "evaluate": "maelm_jax.encoders.source.find_encoder",
-    "merge": "maelm_jax.encoders.source.find_encoder",
+    "evaluate": "maelm_jax.encoders.opened.find_model",
+    "merge": "maelm_jax.encoders.opened.find_model",
     "status": "maelm_jax.training.checkpoint.complete_steps",
 }
 
@@ -62,8 +62,8 @@ def commands(tmp_path, monkeypatch):
     pathlib.Path("lines.txt").write_text("a line\n")
 
     experiment = gin_files.load(["run/config.gin"])
-    run = source.EncoderSource("run", "workdir", {}, None, experiment.objective, None, 64, dict, experiment=experiment, step=3)
-    encoder = initial_encoder.InitialEncoder("run", run, None, is_random=False)
+    run = opened.OpenedModel(experiment.model, 64, path="run", experiment=experiment, step=3)
+    encoder = initial_encoder.InitialEncoder("run", run, is_random=False)
     monkeypatch.setattr(initial_encoder, "load", lambda name, step=None: encoder)
     for command in COMMANDS:
 

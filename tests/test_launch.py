@@ -15,7 +15,7 @@ import yaml
 from testing import ROOT, environment
 
 from maelm_jax import gin_files
-from maelm_jax.encoders import source
+from maelm_jax.encoders import opened
 from maelm_jax.training import metrics
 from maelm_jax.training.workdir import Workdir
 
@@ -181,5 +181,5 @@ def test_three_phases_go_on_from_each_other(text, tmp_path, monkeypatch):
         [line["learning_rate"] for line in metrics.read(Workdir(f"phases/{name}")) if "loss" in line] for name in ("stable", "extend", "decay")
     )
     assert stable[2:] + extend + decay[:1] == [stable[-1]] * 8 and 0 < decay[-1] < decay[1] < decay[0]
-    model = source.find_encoder("phases/decay").model
+    model = opened.find_model("phases/decay").model
     assert (model.encoder.max_positions, model.encoder.rotary_theta) == (256, 160_000.0)

@@ -13,7 +13,7 @@ from testing import english, finish, start, write_corpus
 
 from maelm_jax import config, finetune, storage, train
 from maelm_jax.data import batches, prepare, readers, rows, sources, vocabulary_training
-from maelm_jax.encoders import source
+from maelm_jax.encoders import opened
 from maelm_jax.measuring import runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of gcsfs and aiohttp, about loops that are not closed
@@ -83,7 +83,7 @@ def test_files_are_sent_and_fetched(bucket, cache):
 
 def test_what_knows_no_bucket_says_so(tmp_path):
     with pytest.raises(config.ConfigError, match="gs://bucket/run"):
-        source.find_encoder("gs://bucket/run")
+        opened.find_model("gs://bucket/run")
     with pytest.raises(config.ConfigError, match="gs://bucket/run"):
         runs.open_runs(["gs://bucket/run"], [], [])
     with pytest.raises(config.ConfigError, match="gs://bucket/out"):

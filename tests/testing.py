@@ -400,11 +400,11 @@ def change_setting(own: config.Encoder, field: str) -> config.Encoder:
 
 def random_encoder(model: config.Model, vocabulary):
     """An opened encoder whose parameters are random."""
-    from maelm_jax.encoders import encoder, layouts
+    from maelm_jax.encoders import layouts, opened
     from maelm_jax.model import maelm
 
     draw = np.random.default_rng(0)
     _, init = maelm.create(model, vocabulary.size, vocabulary.special)
     shapes = layouts.unpad_shapes({path: leaf.shape for path, leaf in flatten(jax.eval_shape(init, jax.random.key(0))).items()}, vocabulary.size)
     kept = {path: draw.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
-    return encoder.Encoder(kept, model, vocabulary, 12)
+    return opened.OpenedModel.in_memory(kept, model, vocabulary, 12)

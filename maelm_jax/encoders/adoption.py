@@ -1,5 +1,6 @@
 """Takes over the settings and the weights of a pretrained encoder into a run."""
 
+import collections.abc
 import dataclasses
 import typing
 
@@ -10,7 +11,7 @@ from flax import traverse_util
 from maelm_jax import config
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders import layouts
-from maelm_jax.encoders.source import EncoderSource
+from maelm_jax.encoders.opened import OpenedModel
 
 # Settings of a rotary encoder that a run may raise, to read longer rows. No weight depends on them.
 RAISED = ("max_positions", "rotary_theta")
@@ -31,7 +32,7 @@ class LoadedParams(typing.NamedTuple):
     unused: list[str]  # the top-level modules of the source that the run does not have
 
 
-def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopted:
+def adopt_settings(experiment: config.Experiment, encoder_source: OpenedModel) -> Adopted:
     """Adapts the settings of a run to the source that it starts from.
 
     The run takes the vocabulary of the source unless Vocabulary.file is set, the settings of the
@@ -43,47 +44,11 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
         ConfigError: The decoder's width does not fit the encoder's heads, or the encoder cannot
             read the run's rows: they are too long, or of another vocabulary.
     """
-    own, decoder, settings = experiment.encoder, experiment.decoder, encoder_source.settings
-    if decoder and decoder.is_plain and encoder_source.decoder:
-        decoder = encoder_source.decoder
-    adopted = dict(settings)
-    length, is_rotary = experiment.corpus.sequence_length, adopted["positions"] == "rotary"
-    if is_rotary:
-        adopted = keep_raised(adopted, own)
-        decoder = decoder and dataclasses.replace(decoder, relative_bias=False)
-    else:
-        adopted["max_positions"] = max(adopted["max_positions"], length)
-        is_reference = adopted.get("relative_buckets") == "reference"
-        if is_reference and settings["max_positions"] < min(length, settings["max_distance"]):
-            raise config.ConfigError(
-                f"Corpus.sequence_length {length}: the numbers of the relative buckets of "
-                f"{encoder_source.path} depend on its {settings['max_positions']} positions. Lower "
-                "it to that"
-            )
-    changes = [
-        f"Encoder.{name}: {getattr(own, name)!r} -> {value!r}"
-        for name, value in adopted.items()
-        if getattr(own, name) != value
-    ]
-    changes += [
-        f"Decoder.{name}: {value!r} -> {getattr(decoder, name)!r}"
-        for name, value in (dataclasses.asdict(experiment.decoder) if decoder else {}).items()
-        if getattr(decoder, name) != value
-    ]
-    changes += [
-        f"Encoder.{name} stays {adopted[name]!r}, instead of {settings[name]!r}"
-        for name in RAISED
-        if is_rotary and adopted[name] != settings[name]
-    ]
-    if not is_rotary and length > settings["max_positions"]:
-        changes.append(f"its {settings['max_positions']} learned positions repeat up to {length}")
-    vocabulary = experiment.vocabulary
-    if encoder_source.vocabulary and vocabulary.file is None:
-        vocabulary = dataclasses.replace(vocabulary, file=encoder_source.vocabulary)
-        changes.append(f"Vocabulary.file: None -> {encoder_source.vocabulary!r}")
-    elif encoder_source.vocabulary:
-        encoder_source.check_vocabulary(vocabularies.load(vocabulary.file))
-    encoder = dataclasses.replace(own, **adopted)
+    length = experiment.corpus.sequence_length
+    adopted = _adopt_encoder(experiment.encoder, encoder_source, length)
+    vocabulary = _adopt_vocabulary(experiment.vocabulary, encoder_source)
+    encoder = dataclasses.replace(experiment.encoder, **adopted)
+    decoder = _adopt_decoder(experiment.decoder, encoder_source)
     if decoder:
         decoder.check_fit(encoder)
     if length > encoder.max_positions:
@@ -91,10 +56,82 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
             f"Corpus.sequence_length {length} is longer than the {encoder.max_positions} positions "
             f"of {encoder_source.path}: lower it, or set Encoder.max_positions={length}"
         )
+    changes = _list_changes("Encoder", experiment.encoder, encoder, adopted)
+    if decoder:
+        fields = config.field_names(config.Decoder)
+        changes += _list_changes("Decoder", experiment.decoder, decoder, fields)
+    changes += _describe_positions(adopted, encoder_source.settings, length)
+    changes += _list_changes("Vocabulary", experiment.vocabulary, vocabulary, ("file",))
     adapted = dataclasses.replace(
         experiment, encoder=encoder, decoder=decoder, vocabulary=vocabulary
     )
     return Adopted(adapted, changes)
+
+
+def _adopt_encoder(
+    own: config.Encoder, encoder_source: OpenedModel, length: int
+) -> dict[str, typing.Any]:
+    """Returns {field: value} of the encoder that a run with rows of `length` tokens takes over."""
+    settings = encoder_source.settings
+    if settings["positions"] == "rotary":
+        return keep_raised(settings, own)
+    is_reference = settings.get("relative_buckets") == "reference"
+    if is_reference and settings["max_positions"] < min(length, settings["max_distance"]):
+        raise config.ConfigError(
+            f"Corpus.sequence_length {length}: the numbers of the relative buckets of "
+            f"{encoder_source.path} depend on its {settings['max_positions']} positions. Lower "
+            "it to that"
+        )
+    return settings | {"max_positions": max(settings["max_positions"], length)}
+
+
+def _adopt_decoder(
+    own: config.Decoder | None, encoder_source: OpenedModel
+) -> config.Decoder | None:
+    """Returns the decoder of the run, or that of the source in place of a plain one."""
+    theirs = encoder_source.model.decoder
+    decoder = theirs if own and own.is_plain and theirs else own
+    if decoder and encoder_source.settings["positions"] == "rotary":
+        return dataclasses.replace(decoder, relative_bias=False)
+    return decoder
+
+
+def _adopt_vocabulary(own: config.Vocabulary, encoder_source: OpenedModel) -> config.Vocabulary:
+    """Returns the settings with the file of the source. One that is set must have the same ids."""
+    if own.file is None:
+        return dataclasses.replace(own, file=encoder_source.vocabulary_path)
+    if encoder_source.vocabulary_path:
+        encoder_source.check_vocabulary(vocabularies.load(own.file))
+    return own
+
+
+def _list_changes(
+    section: str,
+    before: config.Settings,
+    after: config.Settings,
+    names: collections.abc.Iterable[str],
+) -> list[str]:
+    """Returns the fields `names` that differ, in words."""
+    return [
+        f"{section}.{name}: {getattr(before, name)!r} -> {getattr(after, name)!r}"
+        for name in names
+        if getattr(before, name) != getattr(after, name)
+    ]
+
+
+def _describe_positions(
+    adopted: dict[str, typing.Any], settings: dict[str, typing.Any], length: int
+) -> list[str]:
+    """Says how positions differ from those of the source, whose settings are `settings`."""
+    if settings["positions"] == "rotary":
+        return [
+            f"Encoder.{name} stays {adopted[name]!r}, instead of {settings[name]!r}"
+            for name in RAISED
+            if adopted[name] != settings[name]
+        ]
+    if length > settings["max_positions"]:
+        return [f"its {settings['max_positions']} learned positions repeat up to {length}"]
+    return []
 
 
 def keep_raised(settings: dict[str, typing.Any], own: config.Encoder) -> dict[str, typing.Any]:
@@ -129,7 +166,7 @@ def load_params(
     always loaded.
 
     Args:
-        values: {parameter path: array} of the source, from `EncoderSource.read_params`.
+        values: {parameter path: array} of the source, from `OpenedModel.read_params`.
         params: The parameter tree of the run; its arrays give the shapes and the shardings.
         vocabulary_size: The number of ids. Tables over the vocabulary are padded with zero rows.
         source_path: The source, for error messages.

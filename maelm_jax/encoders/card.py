@@ -10,10 +10,9 @@ import typing
 
 from maelm_jax import config, tables
 from maelm_jax.encoders import decoder_file, families, verify
-from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.encoders.export import Written
+from maelm_jax.encoders.opened import OpenedModel
 from maelm_jax.encoders.results import CONFUSION, Results
-from maelm_jax.encoders.source import EncoderSource
 from maelm_jax.training import metrics
 
 CARD = string.Template("""\
@@ -179,8 +178,7 @@ WORDS = (
 def render(
     format: str,
     name: str,
-    source: EncoderSource,
-    encoder: Encoder,
+    encoder: OpenedModel,
     written: Written,
     has_tokenizer_json: bool,
     verification: list[verify.Report] | str,
@@ -200,12 +198,12 @@ def render(
         "parameters": f"{written.parameters:,} in this folder",
         "longest input": f"{encoder.length} tokens",
     }
-    if source.experiment is None:
-        rows["converted from"] = f"`{source.hub_name or _last_part(source.path)}`"
-    elif source.results:
-        rows |= _describe_fine_tuning(source, written.architecture)
+    if encoder.experiment is None:
+        rows["converted from"] = f"`{encoder.hub_name or _last_part(encoder.path)}`"
+    elif encoder.results:
+        rows |= _describe_fine_tuning(encoder, written.architecture)
     else:
-        rows |= _describe_pretraining(source)
+        rows |= _describe_pretraining(encoder)
     head = next((head for head in OUTPUTS if written.architecture.endswith(head)), "")
     if encoder.model.causal:  # BERT's class has another name
         head = "CausalLM"
@@ -226,9 +224,9 @@ def render(
     task = "fill-mask" if has_decoder else PIPELINES.get(head, "feature-extraction")
     front, use = "", ""
     if format == "huggingface":
-        front = _front_matter(name, source, task, metadata or {})
+        front = _front_matter(name, encoder, task, metadata or {})
         decoder = DECODER.substitute(file=decoder_file.FILE, mask=mask) if has_decoder else ""
-        several = source.results is not None and source.results.label_separator is not None
+        several = encoder.results is not None and encoder.results.label_separator is not None
         if task in USE and has_tokenizer_json:
             use = USE[task].substitute(
                 name=name,
@@ -240,16 +238,16 @@ def render(
             )
     return front + CARD.substitute(
         name=name,
-        made="trained" if source.experiment else "converted",
+        made="trained" if encoder.experiment else "converted",
         table="\n".join(f"| {key} | {value} |" for key, value in rows.items()),
-        classes=_describe_classes(source.results),
+        classes=_describe_classes(encoder.results),
         loading=loading,
         use=use,
         verification=_describe_verification(verification),
     )
 
 
-def _describe_next_tokens(name: str, encoder: Encoder) -> str:
+def _describe_next_tokens(name: str, encoder: OpenedModel) -> str:
     """Returns how an encoder that has learned next tokens too predicts them; "" for others."""
     if not encoder.objective.causal_share:
         return ""
@@ -267,7 +265,7 @@ def _last_part(path: str) -> str:
 
 
 def _front_matter(
-    name: str, source: EncoderSource, task: str, metadata: dict[str, typing.Any]
+    name: str, source: OpenedModel, task: str, metadata: dict[str, typing.Any]
 ) -> str:
     """Returns the YAML at the top of the card, which the Hub reads. Each value is JSON."""
     results, experiment = source.results, source.experiment
@@ -305,13 +303,13 @@ def _as_yaml(value: typing.Any) -> str:
     return value if is_word else json.dumps(value, ensure_ascii=False)
 
 
-def _evaluations(source: EncoderSource) -> list[dict[str, typing.Any]]:
+def _evaluations(source: OpenedModel) -> list[dict[str, typing.Any]]:
     """Returns the recorded evaluations of a run up to the step of the source."""
     lines = metrics.read(source.workdir)
     return [line for line in lines if line["step"] <= source.step and "eval_loss" in line]
 
 
-def _describe_pretraining(source: EncoderSource) -> dict[str, str]:
+def _describe_pretraining(source: OpenedModel) -> dict[str, str]:
     """Returns the table entries of a pretraining run: {name: text}."""
     experiment = source.experiment
     run, corpus = experiment.run, experiment.corpus
@@ -364,7 +362,7 @@ def _describe_objective(experiment: config.Experiment) -> str:
     return f"{objective.title}: {masking.rate:.0%} of the tokens are masked{unit}. {reads}{decoder}"
 
 
-def _describe_fine_tuning(source: EncoderSource, architecture: str) -> dict[str, str]:
+def _describe_fine_tuning(source: OpenedModel, architecture: str) -> dict[str, str]:
     """Returns the table entries of a fine-tuned run: {name: text}."""
     results = source.results
     rows = {

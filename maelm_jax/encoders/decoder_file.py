@@ -15,7 +15,7 @@ from maelm_jax import config, storage
 from maelm_jax.encoders import families, layouts, weight_files
 
 if typing.TYPE_CHECKING:
-    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.encoders.opened import OpenedModel
 
 FLOATS = ("F32", "BF16", "F16")  # safetensors' names of the types that weights may have
 FILE = "decoder.safetensors"
@@ -36,19 +36,19 @@ class DecoderSettings(typing.NamedTuple):
     objective: config.Objective
 
 
-def is_in(encoder: "Encoder") -> bool:
+def is_in(encoder: "OpenedModel") -> bool:
     """Returns whether the encoder has a decoder with weights."""
     return encoder.model.decoder is not None and any(
         path.startswith("decoder/") for path in encoder.params
     )
 
 
-def class_name(encoder: "Encoder") -> str:
+def class_name(encoder: "OpenedModel") -> str:
     """Returns the name of the class in CODE that predicts as the encoder with its decoder."""
     return f"MaeLm{families.choose_family(encoder.model.encoder).class_name}ForMaskedLM"
 
 
-def make_entries(encoder: "Encoder") -> dict[str, typing.Any]:
+def make_entries(encoder: "OpenedModel") -> dict[str, typing.Any]:
     """Returns the entries of config.json for an encoder with a decoder; {} without."""
     if not is_in(encoder):
         return {}
@@ -88,14 +88,14 @@ def _describe(model: config.Model) -> dict[str, typing.Any]:
     }
 
 
-def select(encoder: "Encoder") -> dict[str, np.ndarray]:
+def select(encoder: "OpenedModel") -> dict[str, np.ndarray]:
     """Returns the parameters {path: array} in FILE: {} if the encoder has no decoder."""
     if not is_in(encoder):
         return {}
     return {path: value for path, value in encoder.params.items() if path.startswith(MODULES)}
 
 
-def write(folder: pathlib.Path, encoder: "Encoder", dtype: str):
+def write(folder: pathlib.Path, encoder: "OpenedModel", dtype: str):
     """Writes FILE and CODE if the encoder has a decoder.
 
     The tensors have the names and shapes that they have here, without padding of the vocabulary.

@@ -1,4 +1,4 @@
-"""Reads an export back as any command does, and compares it with the encoder it was written from.
+"""Compares an export, read back as any command reads it, with the encoder it was written from.
 
 This needs no PyTorch for --format=huggingface. Nothing is computed: a parameter under a wrong name
 is found by verify.py, which runs the code that the format is for.
@@ -14,27 +14,30 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.encoders import decoder_file, families, layouts, source, weight_files
+from maelm_jax.encoders import decoder_file, families, layouts, weight_files
 
 if typing.TYPE_CHECKING:
-    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.encoders.opened import OpenedModel
 
 
-def check(format: str, folder: pathlib.Path, encoder: "Encoder", dtype: str):
+def check(format: str, found: "OpenedModel", encoder: "OpenedModel", dtype: str):
     """Compares every setting and every parameter of an export with those of the encoder.
+
+    `found` is the export. `dtype` is that of .safetensors.
 
     Raises:
         RunError: The folder lacks one, has one more, or another value. The message lists them.
     """
     # The reader says that it leaves out the head of a fine-tuned run, which is compared here.
     with contextlib.redirect_stdout(io.StringIO()):
-        found = source.find_encoder(folder)
         params = found.read_params()
     if encoder.head:  # of which BERT's pooler is a part
         params = {path: value for path, value in params.items() if not path.startswith("pooler/")}
-        params |= _read_task_head(folder, encoder)
+        params |= _read_task_head(pathlib.Path(found.path), encoder)
     faults = _list_other_settings(format, found, encoder)
-    faults += _list_other_params(params, encoder.params, dtype)
+    faults += _list_other_params(
+        params, encoder.params, dtype if format == "huggingface" else "float32"
+    )
     if faults:
         raise config.RunError(
             f"the export does not hold what it was made from ({layouts.list_faults(faults)}); "
@@ -42,7 +45,7 @@ def check(format: str, folder: pathlib.Path, encoder: "Encoder", dtype: str):
         )
 
 
-def _read_task_head(folder: pathlib.Path, encoder: "Encoder") -> dict[str, np.ndarray]:
+def _read_task_head(folder: pathlib.Path, encoder: "OpenedModel") -> dict[str, np.ndarray]:
     """Returns the parameters of the head of a fine-tuned run."""
     family = families.choose_family(encoder.model.encoder)
     mappings = family.task_head_mappings(encoder.head.task_class)
@@ -55,7 +58,7 @@ def _read_task_head(folder: pathlib.Path, encoder: "Encoder") -> dict[str, np.nd
     return layouts.import_tensors(tensors, mappings, shapes, str(folder), {})
 
 
-def _list_other_settings(format: str, found: source.EncoderSource, encoder: "Encoder") -> list[str]:
+def _list_other_settings(format: str, found: "OpenedModel", encoder: "OpenedModel") -> list[str]:
     """Returns the settings that have another effect in what was read, in words."""
     own, decoder = encoder.model.encoder, encoder.model.decoder
     if format == "huggingface":
@@ -69,10 +72,10 @@ def _list_other_settings(format: str, found: source.EncoderSource, encoder: "Enc
         faults.append("it does not say whether next tokens are predicted")
     if not decoder_file.select(encoder):
         return faults
-    if found.decoder is None:
+    if found.model.decoder is None:
         return [*faults, "there is no decoder"]
-    theirs = found.decoder.stack(found.model.encoder)
-    faults += _compare("Decoder", decoder.canonical(own), found.decoder)
+    theirs = found.model.decoder.stack(found.model.encoder)
+    faults += _compare("Decoder", decoder.canonical(own), found.model.decoder)
     faults += _compare("the decoder's layers:", decoder.stack(own).canonical, theirs.canonical)
     for name in ("visible_mask_fraction", "masking.renumber"):
         read = operator.attrgetter(name)

@@ -8,6 +8,7 @@ import collections.abc
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import tempfile
 import typing
@@ -323,3 +324,49 @@ def pool_states(
             share = jnp.sqrt(share)
         vectors.append(total / share[:, None])
     return jnp.concatenate(vectors, axis=1)
+
+
+def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
+    """Reads the modules that sentence-transformers applies to the encoder in a folder.
+
+    Before version 2.0 of sentence-transformers the encoder itself was in a folder of its own. Its
+    settings are returned as if it was not.
+
+    Returns:
+        {plain relative name: content}; {} if there is no modules.json. A name stands in a folder of
+        a module, or is one of MODULES and MODULE_SETTINGS.
+
+    Raises:
+        ConfigError: modules.json is damaged, or a module or a link leads out of the folder.
+    """
+    folder = pathlib.Path(folder).expanduser().absolute()
+    modules = find_modules(folder)
+    if not modules:
+        return {}
+    first, *others = (module["path"] for module in modules)
+    names = {name: name for name in (MODULES, PROMPTS)}
+    names |= {name: f"{first}/{name}" if first else name for name in ENCODER_SETTINGS}
+    for module in filter(None, others):  # else it is the encoder itself
+        found = [f"{module}/{file.name}" for file in sorted((folder / module).glob("*"))]
+        # An export has code of this package only.
+        names |= {name: name for name in found if not name.endswith(".py")}
+    files = {name: storage.inside(folder, place).path for name, place in names.items()}
+    content = {name: file.read_bytes() for name, file in files.items() if file.is_file()}
+    if first:
+        modules = [modules[0] | {"path": ""}, *modules[1:]]
+        content[MODULES] = json.dumps(modules, indent=2).encode()
+    return content
+
+
+def find_modules(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
+    """Returns the modules that modules.json lists; [] if there is no such file.
+
+    Raises ConfigError if it is damaged, or the path of a module leads out of the folder.
+    """
+    file = folder / MODULES
+    if not file.is_file():
+        return []
+    with storage.reading(file):
+        modules = [dict(module) for module in storage.read_json(file)]
+        paths = [storage.inside(folder, module["path"]).name for module in modules]
+        return [module | {"path": path} for module, path in zip(modules, paths, strict=True)]

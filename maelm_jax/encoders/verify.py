@@ -25,7 +25,7 @@ from maelm_jax.encoders import (
     tokenizer,
     weight_files,
 )
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders.opened import OpenedModel
 from maelm_jax.model import ops
 from maelm_jax.model.kernels.layer_norm import layer_norm
 
@@ -71,7 +71,7 @@ class Report(typing.NamedTuple):
 
 
 def verify(
-    format: str, folder: pathlib.Path, encoder: Encoder, original: str | None = None
+    format: str, folder: pathlib.Path, encoder: OpenedModel, original: str | None = None
 ) -> list[Report]:
     """Reads an exported folder back and compares it with JAX.
 
@@ -82,9 +82,7 @@ def verify(
     Raises:
         RunError: The folder does not compute what JAX computes.
     """
-    encoder = dataclasses.replace(
-        encoder, model=dataclasses.replace(encoder.model, compute=config.Compute())
-    )
+    encoder = encoder.replace(model=dataclasses.replace(encoder.model, compute=config.Compute()))
     if format == "huggingface":
         if original and pathlib.Path(original, "tokenizer.json").is_file():
             _compare_with_original(original, encoder)
@@ -120,7 +118,7 @@ def _compare(subject: str, theirs: list[np.ndarray], ours: list[np.ndarray]) -> 
     return Report(subject, difference, largest)
 
 
-def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
+def _verify_stock(folder: pathlib.Path, encoder: OpenedModel) -> list[Report]:
     """Compares the stock tokenizer and model of a folder, and their head."""
     import torch
     import transformers
@@ -131,7 +129,7 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
         _compare_tokenizer(folder, encoder)
     length, pad = min(encoder.model.encoder.max_positions, LONGEST_LINE), encoder.vocabulary.pad
     encoded = encoder.vocabulary.encode_batch(sample_texts())
-    rows = dataclasses.replace(encoder, length=length).add_ends(encoded)
+    rows = encoder.replace(length=length).add_ends(encoded)
     stock = transformers.AutoModel.from_pretrained(folder).eval()
 
     def compute_states(ids):
@@ -185,7 +183,7 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
 
 
 def _compare_next_tokens(
-    name: str, model: typing.Any, rows: list[list[int]], encoder: Encoder
+    name: str, model: typing.Any, rows: list[list[int]], encoder: OpenedModel
 ) -> Report:
     """Compares the logits of a stock class of next tokens, which stand at the slot before."""
     pad = encoder.vocabulary.pad
@@ -198,7 +196,7 @@ def _compare_next_tokens(
     return _compare(f"logits of {name}", theirs, encoder.masked_logits(rows, masks))
 
 
-def _compare_tokenizer(folder: pathlib.Path, encoder: Encoder):
+def _compare_tokenizer(folder: pathlib.Path, encoder: OpenedModel):
     """Raises RunError unless the stock tokenizer gives the ids of the vocabulary."""
     import transformers
 
@@ -215,7 +213,7 @@ def _compare_tokenizer(folder: pathlib.Path, encoder: Encoder):
         )
 
 
-def _compare_with_original(original: str, encoder: Encoder):
+def _compare_with_original(original: str, encoder: OpenedModel):
     """Raises RunError unless the tokenizer of a stock folder gives the ids of the vocabulary."""
     import transformers
 
@@ -253,7 +251,7 @@ def _run_torch(
     return results
 
 
-def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:
+def _compute_task_logits(encoder: OpenedModel, states: np.ndarray) -> np.ndarray:
     """Computes the logits of a fine-tuned head (finetuning/heads.py) for one line.
 
     `states` [tokens, width] are its last hidden states. The result is [classes] of a classifier,
@@ -281,7 +279,7 @@ def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:
     return logits[0] if module == "classifier" else logits
 
 
-def _verify_tensors(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
+def _verify_tensors(folder: pathlib.Path, encoder: OpenedModel) -> list[Report]:
     """Finds every parameter in model.pt by the name that it has in the published code.
 
     The reference's code is not run. Names are translated by PUBLISHED_NAMES, not by the mappings

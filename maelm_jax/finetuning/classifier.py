@@ -7,7 +7,7 @@ import typing
 from flax import traverse_util
 
 from maelm_jax import config, storage
-from maelm_jax.encoders import adoption, families, family, layouts, source, weight_files
+from maelm_jax.encoders import adoption, families, family, layouts, opened, weight_files
 from maelm_jax.finetuning import glue
 from maelm_jax.finetuning.labels import AnyOf, Labels, OneOf, Score
 from maelm_jax.finetuning.predict import FinishedModel, FinishedRun
@@ -106,7 +106,7 @@ class ExportedModel(FinishedModel):
     def __init__(self, folder: pathlib.Path):
         """Reads all but the weights. Raises ConfigError if the folder is none of a classifier."""
         content = storage.read_json(folder / STOCK_CONFIG)
-        found = source.find_encoder(str(folder))
+        found = opened.find_model(folder)
         with storage.reading(folder / STOCK_CONFIG):
             (class_name,) = content["architectures"]
             if not class_name.endswith(family.SEQUENCE_CLASSIFICATION):
@@ -128,7 +128,7 @@ class ExportedModel(FinishedModel):
         spec = glue.Spec(glue.OWN, glue.OWN, ("text",), "label", kind, metrics=kind.metrics)
         self.task = SentenceTask(glue.OWN, config.Finetune(), spec=spec)
         pair = families.choose_pair_format(self.model.encoder)
-        self.input_format = InputFormat(found.loaded_vocabulary, found.length, pair)
+        self.input_format = InputFormat(found.vocabulary, found.length, pair)
 
     def read_params(self, shapes):
         folder, encoder = str(self._folder), self.model.encoder

@@ -58,7 +58,11 @@ SPECS = {
             "qqp", "QQP", ("question1", "question2"), "is_duplicate", metrics=_F1, skips_broken=True
         ),
         Spec(
-            *("mnli", "MNLI", _PAIR, "gold_label", _MNLI),
+            name="mnli",
+            folder="MNLI",
+            texts=_PAIR,
+            label="gold_label",
+            kind=_MNLI,
             fields=("premise", "hypothesis"),
             parts=("matched", "mismatched"),
         ),
@@ -204,8 +208,8 @@ def read(spec: Spec, settings: config.Finetune, notes: list[str]) -> Splits:
         train = _read_tfds(spec, "train")
         dev = {part: _read_tfds(spec, _file_name("validation", part)) for part in spec.parts}
     else:
-        path, dev_paths = find_files(spec, settings)
-        train = read_table(spec, path, True, notes, spec.skips_broken)
+        train_path, dev_paths = find_files(spec, settings)
+        train = read_table(spec, train_path, True, notes, spec.skips_broken)
         if not dev_paths:
             return _hold_out(train, notes)
         dev = {
@@ -229,10 +233,9 @@ def _hold_out(examples: list[Example], notes: list[str]) -> Splits:
         f"no DEV_FILE: scored on {len(held_out):,} of the {len(examples):,} examples of the "
         "training file, trained on the others"
     )
-    parts = [[], []]
-    for example in examples:
-        parts[example.number in held_out].append(example)
-    return Splits(parts[0], {"": parts[1]})
+    train = [example for example in examples if example.number not in held_out]
+    dev = [example for example in examples if example.number in held_out]
+    return Splits(train, {"": dev})
 
 
 def _read_tfds(spec: Spec, split: str, name: str | None = None) -> list[Example] | None:

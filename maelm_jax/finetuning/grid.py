@@ -236,10 +236,10 @@ def run_all(workdir: Workdir, plan: list[Planned], join: bool = False):
         is_listed = len(plan) > 1 or plan[0].is_listed
         as_table = is_listed or join or (workdir.folder / table.JSON_FILE).is_file()
         for planned, current in _sessions(plan):
-            is_single = not as_table and len(all_runs(planned, current)) == 1
+            runs = all_runs(planned, current)
+            is_single = not as_table and len(runs) == 1
             if not is_single:
                 _require_no_run(workdir)
-            runs = all_runs(planned, current)
             if join:
                 _require_finished(current, planned, runs, workdir)
             results = _do_runs(current, planned, runs, workdir, is_single)
@@ -461,6 +461,25 @@ def _report(
             f"{planned.encoder.name}: {lost} of {len(of_chosen)} seeds diverged; "
             "the figures are those of the others"
         )
+    models = [
+        run.place for run in scored if Workdir(workdir.folder / run.place).checkpoints.is_dir()
+    ]
+    return {
+        "task": planned.task,
+        "init_from": planned.encoder.name,
+        "start_step": planned.encoder.step,
+        "main_metric": current.main_metric,
+        "chosen": chosen,
+        "seeds": len(of_chosen),
+        "columns": _report_columns(current, scored),
+        "model": models[len(models) // 2] if models else None,
+        "cells": [_report_cell(cell, of_cell) for cell, of_cell in results.items()],
+        "notes": notes,
+    }
+
+
+def _report_columns(current: Session, scored: list[Finished]) -> dict[str, dict[str, float]]:
+    """Returns {column of the table: values of some runs}; {} without a run."""
     columns = {}
     for title, metric, factor in current.task.columns:
         if scored and metric in current.baseline:
@@ -469,29 +488,17 @@ def _report(
             columns[title] = {name: value * factor for name, value in known.items()}
             by_seed = {str(run.results.seed): run.results.best[metric] * factor for run in scored}
             columns[title]["by_seed"] = by_seed
-    models = [
-        run.place for run in scored if Workdir(workdir.folder / run.place).checkpoints.is_dir()
-    ]
-    reported = []
-    for cell, of_cell in results.items():
-        scores = [run.results.score for run in of_cell]
-        known = spread([score for score in scores if score is not None])
-        if np.isinf(median(of_cell)):
-            known["median"] = None
-        seeds, values = [run.results.seed for run in of_cell], of_cell[0].results.cell
-        reported.append({"name": cell, **values, **known, "scores": scores, "seeds": seeds})
-    return {
-        "task": planned.task,
-        "init_from": planned.encoder.name,
-        "start_step": planned.encoder.step,
-        "main_metric": current.main_metric,
-        "chosen": chosen,
-        "seeds": len(of_chosen),
-        "columns": columns,
-        "model": models[len(models) // 2] if models else None,
-        "cells": reported,
-        "notes": notes,
-    }
+    return columns
+
+
+def _report_cell(name: str, runs: list[Finished]) -> dict:
+    """Returns the scores of the runs of a cell."""
+    scores = [run.results.score for run in runs]
+    known = spread([score for score in scores if score is not None])
+    if np.isinf(median(runs)):
+        known["median"] = None
+    seeds = [run.results.seed for run in runs]
+    return {"name": name, **runs[0].results.cell, **known, "scores": scores, "seeds": seeds}
 
 
 def spread(values: list[float]) -> dict[str, float | None]:

@@ -1,16 +1,14 @@
 """The encoder that a fine-tuning run starts from: what --init_from names."""
 
 import dataclasses
-import functools
 import os
 import re
 
 import jax
-import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data.vocabularies import Vocabulary
-from maelm_jax.encoders import adoption, families, source
+from maelm_jax.encoders import adoption, families, opened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,14 +18,17 @@ class InitialEncoder:
     Attributes:
         name: Its name in --init_from, with the prefix.
         source: Where it comes from.
-        vocabulary: The vocabulary that its token ids belong to.
         is_random: Whether only its model and vocabulary are used, with fresh weights.
     """
 
     name: str
-    source: source.EncoderSource
-    vocabulary: Vocabulary
+    source: opened.OpenedModel
     is_random: bool
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary that its token ids belong to."""
+        return self.source.vocabulary
 
     @property
     def label(self) -> str:
@@ -49,22 +50,18 @@ class InitialEncoder:
         corpus = dataclasses.replace(experiment.corpus, sequence_length=length)
         return dataclasses.replace(experiment, encoder=encoder, corpus=corpus)
 
-    @functools.cached_property
-    def params(self) -> dict[str, np.ndarray]:
-        """The weights, which a grid needs for every run."""
-        return self.source.read_params()
-
     def load_into(self, params: dict) -> dict:
         """Returns drawn parameters with this encoder, and with its pooler if it has one."""
+        source = self.source
         loaded = adoption.load_params(
-            self.params, {"encoder": params["encoder"]}, self.vocabulary.size, self.source.path
+            source.params, {"encoder": params["encoder"]}, source.vocabulary.size, source.path
         )
-        # The training step donates its state: the run must not share memory with `self.params`.
+        # The training step donates its state: the run must not share memory with the source.
         params = params | {"encoder": jax.tree.map(jax.numpy.copy, loaded.params["encoder"])}
         pooler = self._pooler_path()
         if "classifier" in params and pooler:
             dense = {
-                part: adoption.shard_like(fresh, self.params[f"{pooler}/{part}"])
+                part: adoption.shard_like(fresh, self.source.params[f"{pooler}/{part}"])
                 for part, fresh in params["classifier"]["dense"].items()
             }
             params["classifier"] = params["classifier"] | {"dense": dense}
@@ -75,15 +72,15 @@ class InitialEncoder:
 
         In a fine-tuned run of a family whose classifier begins with the pooler (BERT), it is there.
         """
-        if "pooler/kernel" in self.params:
+        if "pooler/kernel" in self.source.params:
             return "pooler"
         names = families.choose_family(self.source.model.encoder).classifier_names
-        has_pooler = "pooler" in names["dense"] and "classifier/dense/kernel" in self.params
+        has_pooler = "pooler" in names["dense"] and "classifier/dense/kernel" in self.source.params
         return "classifier/dense" if has_pooler else None
 
 
 def load(name: str, step: int | None = None) -> InitialEncoder:
-    """Finds the encoder that one name in --init_from stands for (see `source.find_encoder`).
+    """Finds the encoder that one name in --init_from stands for (see `opened.find_model`).
 
     `step` is that of the workdir's checkpoint; None: the newest. It has no effect after
     config.RANDOM.
@@ -93,9 +90,10 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
     """
     is_random = name.startswith(config.RANDOM)
     path = name.removeprefix(config.RANDOM)
-    found = source.find_encoder(path, None if is_random else step)
+    found = opened.find_model(path, None if is_random else step)
     found.require_bidirectional()
+    _ = found.vocabulary  # without one, no task can be read
     # runs/tiny for ./runs/tiny/. Of a name on the Hub, the branch may have moved on a resume.
     spelling = found.hub_name or os.path.normpath(os.path.expanduser(path))
     name = config.RANDOM + spelling if is_random else spelling
-    return InitialEncoder(name, found, found.loaded_vocabulary, is_random)
+    return InitialEncoder(name, found, is_random)

@@ -1,6 +1,7 @@
 """Sentence tasks: one or two texts with a class, several labels, or a score."""
 
 import pathlib
+import typing
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from maelm_jax.finetuning.task import (
     Column,
     Encoded,
     EvaluationSet,
+    InputFormat,
     Splits,
     Task,
     describe_counts,
@@ -64,27 +66,15 @@ class SentenceTask(Task):
 
     def encode(self, examples, input_format, which) -> Encoded:
         """Encodes examples as `<s> A </s>`, those of two texts as `<s> A </s> B </s>`."""
-        vocabulary, length, pair = input_format
         columns = zip(*(example.texts for example in examples), strict=True)
         encoded = [input_format.encode(list(texts)) for texts in columns]
-        special_tokens = 2 if len(encoded) == 1 else 2 + pair.separators
-        cut, rows, starts = 0, [], []
-        for parts in zip(*encoded, strict=True):
-            sizes = tuple(map(len, parts))
-            kept = kept_sizes(sizes, length - special_tokens)
-            cut += kept != sizes
-            first, *second = (part[:size] for part, size in zip(parts, kept, strict=True))
-            if second:
-                prefix = input_format.prefix(first)
-                row, start = [*prefix, *second[0], vocabulary.eos], len(prefix)
-            else:
-                row, start = [vocabulary.bos, *first, vocabulary.eos], 0
-            rows.append(np.asarray(row, np.int32))
-            starts.append(start)
-        if cut:
+        rows = [_make_row(texts, input_format) for texts in zip(*encoded, strict=True)]
+        if cut := sum(row.is_cut for row in rows):
+            length = input_format.length
             self.notes.append(f"{which}: {cut} of {len(rows)} examples cut to {length} tokens")
         targets = self.kind.targets([example.label for example in examples])
-        return Encoded(Features(rows, targets, np.asarray(starts, np.int32)))
+        starts = np.asarray([row.second for row in rows], np.int32)
+        return Encoded(Features([row.ids for row in rows], targets, starts))
 
     def encode_training(self, examples, input_format):
         features = super().encode_training(examples, input_format)
@@ -173,26 +163,26 @@ class SentenceTask(Task):
 
         `with_all` adds a column for the probability of each class.
         """
-        predicted, certainties = self.kind.predict(outputs), self.kind.certainties(outputs)
-        values = self.kind.values(predicted)
-        is_typed = path.suffix in (*labelled_data.JSON_LINES, labelled_data.PARQUET)
-        if not is_typed:
-            values = self.kind.texts(predicted)
-            certainties = [self._certainty_as_text(certainty) for certainty in certainties]
-        columns = {PREDICTION: values}
-        if self.labels:
-            columns[PROBABILITY] = certainties
-        if with_all:
-            probabilities = self.kind.probabilities(outputs)
-            for name, of_class in zip(self.labels, probabilities.T.tolist(), strict=True):
-                columns[_probability_of(name)] = (
-                    of_class if is_typed else list(map("{:.6f}".format, of_class))
-                )
+        columns = self._prediction_columns(outputs, with_all)
+        if path.suffix not in (*labelled_data.JSON_LINES, labelled_data.PARQUET):  # text only
+            columns[PREDICTION] = self.kind.texts(self.kind.predict(outputs))
+            for name in columns.keys() - {PREDICTION}:
+                columns[name] = [self._certainty_as_text(value) for value in columns[name]]
         added = zip(*columns.values(), strict=True)
         return [
             row | dict(zip(columns, of_row, strict=True))
             for row, of_row in zip(rows, added, strict=True)
         ]
+
+    def _prediction_columns(self, outputs: np.ndarray, with_all: bool) -> dict[str, list]:
+        """Returns {column: values}: the prediction, and probabilities if there are classes."""
+        columns = {PREDICTION: self.kind.values(self.kind.predict(outputs))}
+        if self.labels:
+            columns[PROBABILITY] = self.kind.certainties(outputs)
+        if with_all:
+            probabilities = self.kind.probabilities(outputs).T.tolist()
+            columns |= zip(map(_probability_of, self.labels), probabilities, strict=True)
+        return columns
 
     def _certainty_as_text(self, certainty: float | list[float] | None) -> str:
         several = certainty if isinstance(certainty, list) else [certainty]
@@ -205,6 +195,29 @@ class SentenceTask(Task):
         texts = self.kind.texts(self.kind.predict(outputs))
         lines = [f"{dev.examples[row].number}\t{text}" for row, text in enumerate(texts)]
         return "\n".join(["index\tprediction", *lines]) + "\n"
+
+
+class _Row(typing.NamedTuple):
+    """An example as the encoder reads it."""
+
+    ids: np.ndarray  # int32 [tokens]
+    second: int  # the first token of the second text; 0 without one
+    is_cut: bool
+
+
+def _make_row(texts: tuple[list[int], ...], input_format: InputFormat) -> _Row:
+    """Returns the row of one text or two, which are given as ids."""
+    vocabulary, length, pair = input_format
+    special_tokens = 2 if len(texts) == 1 else 2 + pair.separators
+    sizes = tuple(map(len, texts))
+    kept = kept_sizes(sizes, length - special_tokens)
+    first, *second = (ids[:size] for ids, size in zip(texts, kept, strict=True))
+    if not second:
+        ids, start = [vocabulary.bos, *first, vocabulary.eos], 0
+    else:
+        prefix = input_format.prefix(first)
+        ids, start = [*prefix, *second[0], vocabulary.eos], len(prefix)
+    return _Row(np.asarray(ids, np.int32), start, kept != sizes)
 
 
 def _probability_of(label: str) -> str:

@@ -19,7 +19,7 @@ import optax
 
 from maelm_jax import config, progress
 from maelm_jax.data.vocabularies import Vocabulary
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders.opened import OpenedModel
 from maelm_jax.model import model_inputs
 
 TOKENS = 4096  # of a batch, with padding
@@ -61,7 +61,7 @@ class _Shape(typing.NamedTuple):
 
 
 def measure(
-    encoder: Encoder, texts: list[Text], name: str = "pairs", temperature: float = 1.0
+    encoder: OpenedModel, texts: list[Text], name: str = "pairs", temperature: float = 1.0
 ) -> Sums:
     """Computes the pseudo-log-likelihoods of texts.
 
@@ -137,7 +137,7 @@ def _list_tokens(rows: list[_Row], vocabulary: Vocabulary) -> tuple[np.ndarray, 
 
 
 def _compute(
-    encoder: Encoder,
+    encoder: OpenedModel,
     rows: list[_Row],
     owner: np.ndarray,
     slot: np.ndarray,
@@ -178,7 +178,7 @@ def _compute(
 
 
 def _sum_left_to_right(
-    encoder: Encoder, rows: list[_Row], name: str, temperature: float
+    encoder: OpenedModel, rows: list[_Row], name: str, temperature: float
 ) -> np.ndarray:
     """Returns the sum of log p of each scored token after those before it, float64 [rows]."""
     sizes = np.array([len(row.ids) for row in rows])
@@ -186,7 +186,7 @@ def _sum_left_to_right(
     shapes = _choose_shapes(sizes, np.ones_like(sizes), encoder.length, on_accelerator)
     tokens = ACCELERATOR_TOKENS if on_accelerator else TOKENS
     sums = np.zeros(len(rows))
-    with tqdm.tqdm(total=len(rows), unit="sentence", desc=name) as bar:
+    with progress.Bar(total=len(rows), unit="sentence", desc=name) as bar:
         for length in np.unique(shapes[:, 0]).tolist():
             group, slots = np.flatnonzero(shapes[:, 0] == length), np.arange(length, dtype=np.int32)
             size = max(tokens // length // LOGIT_SHARE, 1)
@@ -231,7 +231,7 @@ def _choose_shapes(
 
 
 def _log_probabilities(
-    encoder: Encoder,
+    encoder: OpenedModel,
     ids: np.ndarray,
     slot: np.ndarray,
     masks: np.ndarray,

@@ -14,7 +14,7 @@ import numpy as np
 
 from maelm_jax import config, tables
 from maelm_jax.data import readers
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders.opened import OpenedModel
 from maelm_jax.measuring import likelihoods
 
 TWO_SIDED_95 = 1.96  # standard errors on each side of a mean
@@ -130,7 +130,7 @@ def _make_pair(fields: tuple[str, ...], values: list[str], record: dict, name: s
 
 
 def score(
-    encoder: Encoder, pairs: list[Pair], name: str = "pairs", temperature: float = 1.0
+    encoder: OpenedModel, pairs: list[Pair], name: str = "pairs", temperature: float = 1.0
 ) -> Score:
     """Scores a model that has a prediction head on pairs.
 
@@ -142,13 +142,13 @@ def score(
     return Score(sums.plain.reshape(-1, 2), by_word)
 
 
-def score_unigram(encoder: Encoder, pairs: list[Pair], token_nll: np.ndarray) -> Score:
+def score_unigram(encoder: OpenedModel, pairs: list[Pair], token_nll: np.ndarray) -> Score:
     """Scores the frequencies of a model's tokens on pairs. `token_nll` is that of `Unigram`."""
     sums = likelihoods.measure_unigram(encoder.vocabulary, token_nll, _texts(pairs))
     return Score(sums.reshape(-1, 2), None)
 
 
-def log_likelihoods(encoder: Encoder, sentences: list[str], name: str = "pairs") -> np.ndarray:
+def log_likelihoods(encoder: OpenedModel, sentences: list[str], name: str = "pairs") -> np.ndarray:
     """Returns the pseudo-log-likelihood of each sentence, float64 [sentences], in nats."""
     return likelihoods.measure(encoder, [likelihoods.Text(text) for text in sentences], name).plain
 

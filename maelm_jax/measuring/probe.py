@@ -14,7 +14,7 @@ import numpy as np
 
 from maelm_jax import config, tables
 from maelm_jax.encoders import families, inference, recipes
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders.opened import OpenedModel
 from maelm_jax.finetuning import glue, metrics, sentence
 from maelm_jax.finetuning.task import InputFormat
 from maelm_jax.model import maelm
@@ -64,7 +64,7 @@ def read(folder: str) -> Data:
     return Data(task, examples)
 
 
-def score(encoder: Encoder, data: Data) -> Probe:
+def score(encoder: OpenedModel, data: Data) -> Probe:
     """Scores every layer of an encoder on a task."""
     from sklearn import linear_model, model_selection, pipeline, preprocessing
 
@@ -88,7 +88,7 @@ def score(encoder: Encoder, data: Data) -> Probe:
     return Probe(data.task.spec.folder, metric, len(labels), majority, scores)
 
 
-def mean_states(encoder: Encoder, rows: list[list[int]]) -> np.ndarray:
+def mean_states(encoder: OpenedModel, rows: list[list[int]]) -> np.ndarray:
     """Returns the mean state of each text in each layer, float32 [layers + 1, texts, width].
 
     `rows` are the ids of each text, with `<s>` and `</s>`.

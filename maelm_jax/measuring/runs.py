@@ -17,7 +17,7 @@ import numpy as np
 from maelm_jax import config, gin_files, progress, storage
 from maelm_jax.analysis import moments, ranks
 from maelm_jax.data import batches, packing, prepare, vocabularies
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders.opened import OpenedModel, load_model
 from maelm_jax.model import keys
 from maelm_jax.model.kernels import backends
 from maelm_jax.training import checkpoint, metrics, run_rows
@@ -57,7 +57,7 @@ def open_runs(
         workdir.require_run()
         training, record = workdir.read_settings(), str(workdir.settings_file)
         experiment = gin_files.load([record, *files], bindings)
-        encoder = Encoder.load(workdir, chosen)
+        encoder = load_model(workdir, chosen)
         opened.append(_measured(workdir.path, encoder, experiment, training))
     return _with_unique_names(opened)
 
@@ -71,7 +71,7 @@ def open_encoders(paths: list[str], text: str) -> list[MeasuredRun]:
     Raises:
         ConfigError: There is no such encoder, or it cannot be computed here.
     """
-    loaded = [Encoder.load(path) for path in paths]
+    loaded = [load_model(path) for path in paths]
     length = min(packing.LONGEST_ROW, *(encoder.length for encoder in loaded))
     corpus = config.Corpus(text_files=text, sequence_length=length)
     opened = []
@@ -87,7 +87,10 @@ def open_encoders(paths: list[str], text: str) -> list[MeasuredRun]:
 
 
 def _measured(
-    path: str, encoder: Encoder, experiment: config.Experiment, training: config.Experiment | None
+    path: str,
+    encoder: OpenedModel,
+    experiment: config.Experiment,
+    training: config.Experiment | None,
 ) -> MeasuredRun:
     name, step = _name(path, training), encoder.step or 0
     return MeasuredRun(name, path, experiment, training, encoder.vocabulary, step, encoder.tree())
@@ -297,7 +300,7 @@ def measure_steps(
     measure_batch = _compile(run, layers=(run.experiment.encoder.layers,))
     result = []
     steps = checkpoint.all_steps(Workdir(run.path))
-    for encoder in checkpoint.read_each(steps, functools.partial(Encoder.load, run.path)):
+    for encoder in checkpoint.read_each(steps, functools.partial(load_model, run.path)):
         at_step = run._replace(step=encoder.step, params=encoder.tree())
         moments_by_set = _measure_sets(at_step, measure_batch, rows, sets, seed)
         described = ranks.describe(moments_by_set, 0, tau)

@@ -2,7 +2,6 @@
 
 import collections.abc
 import dataclasses
-import functools
 import itertools
 import logging
 import math
@@ -14,8 +13,7 @@ from flax import traverse_util
 
 from maelm_jax import config, progress, storage
 from maelm_jax.data import batches, prepare, vocabularies
-from maelm_jax.encoders import source
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders.opened import OpenedModel, find_model
 from maelm_jax.model import keys, maelm
 from maelm_jax.model.kernels import backends
 from maelm_jax.pretraining import evaluation
@@ -28,30 +26,36 @@ CONFIDENCE = 0.95
 log = logging.getLogger(__name__)
 
 
-class Checkpoint(typing.NamedTuple):
-    """The parameters of a model at one step."""
-
-    step: int | None  # None: the model is no workdir
-    params: dict  # the tree of `maelm.create`
-
-
 class TrainedModel(typing.NamedTuple):
     """A model with a prediction head, and the settings that it is evaluated with."""
 
     path: str
     steps: collections.abc.Sequence[int | None]  # None: the newest, or the model is no workdir
-    # Reads a step's checkpoint. The parameters of one at a time are in memory.
-    read: collections.abc.Callable[[int | None], Checkpoint]
+    opened: OpenedModel  # at the last of these steps
     experiment: config.Experiment
-    vocabulary: vocabularies.Vocabulary
-    length: int  # the longest input in tokens
     rows: prepare.Prepared | None  # those that a run was trained on, if they are still there
+
+    @property
+    def vocabulary(self) -> vocabularies.Vocabulary:
+        """The vocabulary, the same at every step."""
+        return self.opened.vocabulary
+
+    @property
+    def length(self) -> int:
+        """The longest input in tokens."""
+        return self.opened.length
 
     @property
     def objective(self) -> objectives.MaskedTokens:
         """The objective whose loss is measured."""
         sizes = (self.vocabulary.size, self.vocabulary.special)
         return objectives.create(self.experiment, *sizes, backends.one_device())
+
+    def read(self, step: int | None) -> tuple[int | None, dict]:
+        """Reads a checkpoint. Returns its step, and the parameters of the objective as a tree."""
+        opened = find_model(self.path, step) if self.opened.workdir else self.opened
+        params = opened.read_prediction_tree()
+        return opened.step, params  # the step of the weights that were read
 
 
 class Score(typing.NamedTuple):
@@ -111,30 +115,21 @@ def open_model(
         raise config.ConfigError(
             f"{path} is a fine-tuned run, which predicts no tokens: name a run of pretraining"
         )
-    saved = source.find_encoder(path, steps[-1])
-    vocabulary = saved.loaded_vocabulary
-    rows = _recorded_rows(workdir, experiment.corpus, vocabulary, needs_rows)
-    evaluated = experiment.evaluated.with_model(saved.model)
+    opened = find_model(path, steps[-1])
+    rows = _recorded_rows(workdir, experiment.corpus, opened.vocabulary, needs_rows)
+    evaluated = experiment.evaluated.with_model(opened.model)
     if left_to_right:
         experiment.objective.require_next_tokens(path)
         evaluated = evaluated.left_to_right
-    read = functools.partial(_read, path)
-    return TrainedModel(path, steps, read, evaluated, vocabulary, saved.length, rows)
-
-
-def _read(path: str, step: int | None) -> Checkpoint:
-    saved = source.find_encoder(path, step)
-    params = traverse_util.unflatten_dict(saved.read_params(), sep="/")
-    return Checkpoint(saved.step, params)
+    return TrainedModel(path, steps, opened, evaluated, rows)
 
 
 def _from_folder(path: str, left_to_right: bool, step: int | None) -> TrainedModel:
     """Returns the model of a folder or file that is no workdir."""
-    loaded = Encoder.read(source.find_encoder(path, step))
+    loaded = find_model(path, step).read()
     loaded.check_predicts(path)
     if left_to_right:
         loaded = loaded.left_to_right(path)
-    read = Checkpoint(None, loaded.prediction_tree())
     experiment = config.Experiment(
         corpus=config.Corpus(sequence_length=loaded.length),
         objective=loaded.objective,
@@ -142,13 +137,7 @@ def _from_folder(path: str, left_to_right: bool, step: int | None) -> TrainedMod
         decoder=loaded.model.decoder,
         compute=loaded.model.compute,
     )
-
-    def read_it(_: int | None) -> Checkpoint:
-        return read
-
-    return TrainedModel(
-        path, [step], read_it, experiment.evaluated, loaded.vocabulary, loaded.length, rows=None
-    )
+    return TrainedModel(path, [step], loaded, experiment.evaluated, rows=None)
 
 
 def _recorded_rows(
@@ -178,13 +167,11 @@ def token_frequencies(path: str) -> np.ndarray | None:
     return None if model.rows is None else model.objective.make_baseline(model.rows).token_nll
 
 
-def with_fresh_weights(encoder: Encoder) -> Encoder:
+def with_fresh_weights(encoder: OpenedModel) -> OpenedModel:
     """Returns the model of an encoder with new random weights, always the same."""
     init = maelm.create(encoder.model, encoder.vocabulary.size, encoder.vocabulary.special).init
     params = traverse_util.flatten_dict(jax.jit(init)(jax.random.key(0)), sep="/")
-    return dataclasses.replace(
-        encoder, params={path: np.asarray(value) for path, value in params.items()}
-    )
+    return encoder.replace(params={path: np.asarray(value) for path, value in params.items()})
 
 
 def heldout_rows(model: TrainedModel) -> np.ndarray:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.model import ops
+from maelm_jax.model.kernels import linear
 from maelm_jax.planning import estimate
 from maelm_jax.planning.targets import GIB, Target
 from maelm_jax.pretraining import objective
@@ -111,7 +111,7 @@ def _time_steps(plan: estimate.Plan) -> float:
 def _bound_by_products(plan: estimate.Plan) -> Duration:
     """Returns the duration at the speed of a product of large matrices."""
     matrix = jnp.ones((PRODUCT_SIZE, PRODUCT_SIZE), plan.experiment.compute.dtype)
-    multiply = jax.jit(functools.partial(ops.product, "ij,jk->ik"))
+    multiply = jax.jit(functools.partial(linear.product, "ij,jk->ik"))
     multiply(matrix, matrix).block_until_ready()
     seconds = []
     for _ in range(TIMED_STEPS):

@@ -8,7 +8,7 @@ import jax
 from maelm_jax import config, own_parts
 from maelm_jax.analysis import monitor
 from maelm_jax.data import batches, prepare, vocabularies
-from maelm_jax.encoders import source
+from maelm_jax.encoders import opened
 from maelm_jax.model import masking
 from maelm_jax.model.kernels import backends
 from maelm_jax.pretraining import evaluation, start, summary
@@ -238,7 +238,7 @@ def record_start(
         encoder = starting_point.encoder
         if parent:
             workdir.write_parent(parent)
-            encoder = source.find_workdir(parent.workdir, parent.step)
+            encoder = opened.find_workdir(parent.workdir, parent.step)
         if encoder:
             encoder.write_origin(workdir)
     workdir.send()

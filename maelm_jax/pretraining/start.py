@@ -16,7 +16,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data import prepare, vocabularies, vocabulary_training
-from maelm_jax.encoders import adoption, source
+from maelm_jax.encoders import adoption, opened
 from maelm_jax.training import checkpoint, metrics, optimizers, run_rows, step
 from maelm_jax.training.workdir import Kind, Parent, Workdir
 
@@ -29,7 +29,7 @@ class StartingPoint(typing.NamedTuple):
     """
 
     experiment: config.Experiment
-    encoder: source.EncoderSource | None = None
+    encoder: opened.OpenedModel | None = None
     parent: Parent | None = None
 
 
@@ -99,8 +99,8 @@ def find_starting_point(experiment: config.Experiment, workdir: Workdir) -> Star
 def _adopt_encoder(experiment: config.Experiment) -> StartingPoint:
     """Finds the encoder of `Run.init_from` and takes over its settings."""
     path = experiment.run.init_from
-    encoder = source.find_encoder(path)
-    if encoder.vocabulary is None and experiment.vocabulary.file is None:
+    encoder = opened.find_model(path)
+    if encoder.vocabulary_path is None and experiment.vocabulary.file is None:
         raise config.ConfigError(
             f"Run.init_from={path} has no vocabulary, and a new one would have other ids than its "
             "weights: name its file with --gin.Vocabulary.file"
@@ -162,15 +162,7 @@ def find_parent(experiment: config.Experiment) -> Parent:
     name = experiment.run.continue_from
     workdir, wanted = checkpoint.split_name(name)
     workdir.fetch()
-    workdir.require_run("Run.continue_from: ")
-    if workdir.kind is Kind.FINETUNED:
-        raise config.ConfigError(f"{workdir} is a fine-tuned run: continue a run of pretraining")
-    if wanted is None and workdir.is_running:
-        steps = ", ".join(map(str, checkpoint.all_steps(workdir)))
-        raise config.ConfigError(
-            f"Run.continue_from={name} is still running. Wait, or name a checkpoint that it has "
-            f"written, as {workdir}@STEP: {steps}"
-        )
+    _require_pretraining(workdir, wanted, name)
     step_number = checkpoint.pick_step(workdir, wanted)
     theirs, before = workdir.read_settings(), workdir.read_parent()
     changes = _changes_from(theirs, experiment, workdir)
@@ -183,22 +175,47 @@ def find_parent(experiment: config.Experiment) -> Parent:
             theirs.optimizer, theirs.run.train_steps, before and before.learning_rate
         )
         rate = float(rates[step_number])
-    if experiment.optimizer.schedule == "decay" and rate == 0:
+    _check_learning_rate(theirs.optimizer, experiment.optimizer, rate, name, step_number)
+    _require_whole_state(workdir, step_number, name)
+    rows_read = step_number * theirs.run.batch_size + (before.rows_read if before else 0)
+    tokens = workdir.trained_tokens(step_number)
+    return Parent(workdir, step_number, tokens, rate, rows_read, changes)
+
+
+def _require_pretraining(workdir: Workdir, wanted: int | None, name: str):
+    """Raises ConfigError unless `name` is a run of pretraining, with a step if it still runs."""
+    workdir.require_run("Run.continue_from: ")
+    if workdir.kind is Kind.FINETUNED:
+        raise config.ConfigError(f"{workdir} is a fine-tuned run: continue a run of pretraining")
+    if wanted is None and workdir.is_running:
+        steps = ", ".join(map(str, checkpoint.all_steps(workdir)))
         raise config.ConfigError(
-            f"Run.continue_from={name}: its learning rate is 0 after step {step_number}, so "
-            "nothing is left to decay. Name a checkpoint before its decay, as WORKDIR@STEP"
+            f"Run.continue_from={name} is still running. Wait, or name a checkpoint that it has "
+            f"written, as {workdir}@STEP: {steps}"
         )
-    if rate:
-        _check_muon(theirs.optimizer, experiment.optimizer, name)
+
+
+def _require_whole_state(workdir: Workdir, step_number: int, name: str):
+    """Raises ConfigError if a checkpoint is damaged, or has no state of the optimiser."""
     checkpoint.verify(workdir.checkpoints / str(step_number))
     if not checkpoint.has_optimizer_state(workdir, step_number):
         raise config.ConfigError(
             f"Run.continue_from={name}: its checkpoint has no state of the optimiser (did merge "
             f"write it?). Begin a new one with Run.init_from={workdir}"
         )
-    rows_read = step_number * theirs.run.batch_size + (before.rows_read if before else 0)
-    tokens = workdir.trained_tokens(step_number)
-    return Parent(workdir, step_number, tokens, rate, rows_read, changes)
+
+
+def _check_learning_rate(
+    theirs: config.Optimizer, ours: config.Optimizer, rate: float, name: str, step_number: int
+):
+    """Raises ConfigError if a run cannot begin at `rate`, that of its parent at `step_number`."""
+    if ours.schedule == "decay" and rate == 0:
+        raise config.ConfigError(
+            f"Run.continue_from={name}: its learning rate is 0 after step {step_number}, so "
+            "nothing is left to decay. Name a checkpoint before its decay, as WORKDIR@STEP"
+        )
+    if rate:
+        _check_muon(theirs, ours, name)
 
 
 def _check_muon(theirs: config.Optimizer, ours: config.Optimizer, name: str):

@@ -8,8 +8,8 @@ from testing import ROOT
 
 import maelm_jax
 from maelm_jax import config
-from maelm_jax.encoders import decoder_file, source
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders import decoder_file, opened
+from maelm_jax.encoders.opened import load_model
 
 
 def test_the_code_of_a_folder_is_neither_run_nor_copied(copy_export, tmp_path):
@@ -29,7 +29,7 @@ def test_the_code_of_a_folder_is_neither_run_nor_copied(copy_export, tmp_path):
 def test_the_pretrained_encoder_has_the_code_of_the_package():
     code = pathlib.Path(decoder_file.__file__).with_name(decoder_file.CODE).read_bytes()
     assert (ROOT / "pretrained" / decoder_file.CODE).read_bytes() == code
-    assert source.find_encoder(ROOT / "pretrained").decoder.attention == "cross"
+    assert opened.find_model(ROOT / "pretrained").model.decoder.attention == "cross"
 
 
 def test_settings_that_are_not_computed_here_are_refused(copy_export, tmp_path):
@@ -40,7 +40,7 @@ def test_settings_that_are_not_computed_here_are_refused(copy_export, tmp_path):
         entry = content["mae_lm"] | {"decoder": content["mae_lm"]["decoder"] | decoder}
         (folder / "config.json").write_text(json.dumps(content | {"mae_lm": entry}))
         with pytest.raises(config.ConfigError) as error:
-            Encoder.load(folder)
+            load_model(folder)
         return str(error.value)
 
     assert "mae_lm.decoder.normalization is 'pre', expected 'post'" in refuse(normalization="pre")
@@ -49,4 +49,4 @@ def test_settings_that_are_not_computed_here_are_refused(copy_export, tmp_path):
     del content["mae_lm"]
     (folder / "config.json").write_text(json.dumps(content))
     with pytest.raises(config.ConfigError, match="mae_lm"):
-        source.find_encoder(folder)
+        opened.find_model(folder)

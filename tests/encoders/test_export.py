@@ -18,7 +18,7 @@ from testing import ROOT, call, flatten, model_of, objective_of
 import maelm_jax
 from maelm_jax import config, export, gin_files
 from maelm_jax.data import vocabularies
-from maelm_jax.encoders import card, encoder, families, family, published, source
+from maelm_jax.encoders import card, families, family, opened, published
 from maelm_jax.encoders import export as folders
 from maelm_jax.model import maelm
 from maelm_jax.training.workdir import Workdir
@@ -47,12 +47,12 @@ def workdir(workdirs, tmp_path, monkeypatch) -> pathlib.Path:
     return tmp_path / "runs" / "mpnet"
 
 
-def make_untrained(model: config.Model, vocabulary, **more) -> encoder.Encoder:
+def make_untrained(model: config.Model, vocabulary, **more) -> opened.OpenedModel:
     """An encoder of a model with parameters of 1."""
     _, init = maelm.create(model, vocabulary.size, vocabulary.special)
     params = {path: np.ones(leaf.shape, np.float32) for path, leaf in flatten(jax.eval_shape(init, jax.random.key(0))).items()}
     params |= {path: params[path][: vocabulary.size] for path in ("encoder/token_embedding", "head/bias")}
-    return encoder.Encoder(params, model, vocabulary, 64, **more)
+    return opened.OpenedModel.in_memory(params, model, vocabulary, 64, **more)
 
 
 # What is written.
@@ -85,8 +85,8 @@ def test_an_export_that_is_exported_again_is_byte_identical(copy_export, workdir
     differing = {file for file in first if first[file] != second[file]}
     # The configuration of RoBERTa has a type row then.
     assert differing <= {"README.md", "config.json"}, differing
-    original = source.find_encoder(workdirs[name]).read_params()
-    again = source.find_encoder(tmp_path / "second").read_params()
+    original = opened.find_model(workdirs[name]).read_params()
+    again = opened.find_model(tmp_path / "second").read_params()
     assert {path.split("/")[0] for path in again} == {path.split("/")[0] for path in original}
     for path, value in again.items():
         assert np.array_equal(value, original.get(path, np.zeros_like(value))), path
@@ -219,22 +219,9 @@ def test_what_only_the_user_knows_is_given_for_the_hub(workdirs, tmp_path):
 @pytest.mark.parametrize("file", sorted(path.stem for path in (ROOT / "configs" / "ablations").glob("*.gin")))
 def test_a_card_describes_every_ablation(file, tmp_path, vocabulary):
     experiment = gin_files.load(["tiny.gin", f"ablations/{file}.gin"], [f"Run.init_from='{tmp_path}/start'", f"Corpus.text_files='{tmp_path}/*.txt'"])
-    settings = dataclasses.asdict(experiment.encoder)
-    found = source.EncoderSource(
-        str(tmp_path),
-        "workdir",
-        settings,
-        experiment.decoder,
-        experiment.objective,
-        None,
-        48,
-        dict,
-        experiment=experiment,
-        step=12,
-        workdir=Workdir(tmp_path),
-    )
-    untrained = encoder.Encoder({}, experiment.model, vocabulary, 48)
-    text = card.render("huggingface", "name", found, untrained, folders.Written("MPNetModel", 3), True, "x")
+    origin = {"path": str(tmp_path), "experiment": experiment, "step": 12, "workdir": Workdir(tmp_path)}
+    untrained = opened.OpenedModel.in_memory({}, experiment.model, vocabulary, 48, objective=experiment.objective, **origin)
+    text = card.render("huggingface", "name", untrained, folders.Written("MPNetModel", 3), True, "x")
     masking = experiment.objective.masking
     assert f"{masking.rate:.0%} of the tokens are masked" in text and (f"in whole {masking.unit}s" in text) == (masking.unit != "token")
     assert (f"{masking.random_fraction:.0%} become random tokens" in text) == (masking.random_fraction > 0)

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 import maelm_jax  # noqa: E402
 from maelm_jax import config, gin_files  # noqa: E402
-from maelm_jax.encoders import adoption, families, source, verify, weight_files  # noqa: E402
+from maelm_jax.encoders import adoption, families, opened, verify, weight_files  # noqa: E402
 from maelm_jax.encoders.modernbert import GLOBAL, LOCAL, MODERNBERT  # noqa: E402
 
 # Rows of the stock position table that no position uses. They go out as 0.
@@ -131,7 +131,7 @@ def test_a_pair_has_types_only_where_the_encoder_has_a_table_of_them():
 @pytest.mark.parametrize("stock_name", ["bert", "electra", "modernbert"])
 def test_a_fine_tuned_folder_gives_its_encoder(copy_stock, stock_name, tmp_path, capsys):
     folder = copy_stock(stock_name, "AutoModelForSequenceClassification", tmp_path / "stock")
-    params = source.find_encoder(folder).read_params()
+    params = opened.find_model(folder).read_params()
     assert {path.split("/")[0] for path in params} <= {"encoder", "pooler"}
     assert "ForSequenceClassification is ignored" in capsys.readouterr().out
 
@@ -184,7 +184,7 @@ def test_an_encoder_of_another_function_is_refused(copy_stock, tmp_path, name, c
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | change))
     with pytest.raises(config.ConfigError) as error:
-        source.find_encoder(folder).read_params()
+        opened.find_model(folder).read_params()
     assert message in str(error.value) and str(folder) in str(error.value)
 
 
@@ -239,8 +239,8 @@ def test_the_older_spelling_of_global_and_local_layers_is_read_as_transformers_r
 def test_an_encoder_of_other_layers_replaces_those_of_the_config(copy_stock, tmp_path):
     folder = copy_stock("bert", "AutoModel", tmp_path / "stock")
     experiment = gin_files.load(["modern_tiny.gin"], ["SEQUENCE_LENGTH=32"])
-    model = adoption.adopt_settings(experiment, source.find_encoder(folder)).experiment.model
-    assert not families.FAMILIES["bert"].find_misfits(model.encoder, source.find_encoder(folder).loaded_vocabulary.special)
+    model = adoption.adopt_settings(experiment, opened.find_model(folder)).experiment.model
+    assert not families.FAMILIES["bert"].find_misfits(model.encoder, opened.find_model(folder).vocabulary.special)
     assert model.encoder.token_types == 2
 
 

@@ -17,7 +17,7 @@ import pytest
 from testing import finish, start
 
 from maelm_jax import cli, config, embed
-from maelm_jax.encoders import hub, source
+from maelm_jax.encoders import hub, opened, recipes
 from maelm_jax.finetuning import initial_encoder
 
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -68,10 +68,10 @@ def offline(exported, tmp_path, monkeypatch) -> pathlib.Path:
 
 @pytest.mark.parametrize("name", ["org/name", "org/name@v1", f"org/name@{COMMIT}"])
 def test_a_name_is_read_from_the_cache(offline, exported, name):
-    found, folder = source.find_encoder(name), source.find_encoder(exported)
+    found, folder = opened.find_model(name), opened.find_model(exported)
     assert found.hub_name == f"org/name@{COMMIT}" and found.settings == folder.settings
-    assert found.loaded_vocabulary.fingerprint == folder.loaded_vocabulary.fingerprint
-    assert source.read_module_files(found.path) == source.read_module_files(exported), "links in a folder of the snapshot are followed"
+    assert found.vocabulary.fingerprint == folder.vocabulary.fingerprint
+    assert recipes.read_module_files(found.path) == recipes.read_module_files(exported), "links in a folder of the snapshot are followed"
     read, expected = found.read_params(), folder.read_params()
     assert read.keys() == expected.keys() and all(np.array_equal(read[path], expected[path]) for path in read)
     assert not list(offline.iterdir())
@@ -87,15 +87,15 @@ def test_a_name_is_read_from_the_cache(offline, exported, name):
 )
 def test_what_the_cache_does_not_have_is_one_line(offline, name, step, message):
     with pytest.raises(config.ConfigError, match=message) as caught:
-        source.find_encoder(name, step)
+        opened.find_model(name, step)
     assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_folder_of_that_name_wins(offline, exported):
     shutil.copytree(exported, offline / "org" / "name")
-    assert source.find_encoder("org/name").path == "org/name" and source.find_encoder("org/name").hub_name is None
+    assert opened.find_model("org/name").path == "org/name" and opened.find_model("org/name").hub_name is None
     with pytest.raises(config.ConfigError, match="did you mean org/name"):
-        source.find_encoder("org/nane")
+        opened.find_model("org/nane")
 
 
 def test_a_fine_tuned_run_records_the_commit(offline):
@@ -110,13 +110,13 @@ def test_a_link_out_of_the_cache_is_refused(offline, tmp_path):
     settings.unlink()
     settings.symlink_to(tmp_path / "secret")
     with pytest.raises(config.ConfigError, match="secret"):
-        source.read_module_files(source.find_encoder("org/name").path)
+        recipes.read_module_files(opened.find_model("org/name").path)
 
 
 def test_without_the_library_one_line_says_what_to_install(offline, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(config.ConfigError, match=re.escape("pip install '.[hub]'")):
-        source.find_encoder("org/name")
+        opened.find_model("org/name")
 
 
 @pytest.mark.parametrize("name", ["/org/name", "./org/name", "../name", "name", "org/name/more", "gs://org/name", "runs/"])

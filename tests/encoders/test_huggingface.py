@@ -98,7 +98,7 @@ def test_fine_tuned_heads(workdirs, tmp_path, name, task_class):
     params = {path: value for path, value in encoder.params.items() if path.startswith("encoder/")}
     params |= {path: draw.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
     head = family.find_head(params, Results(labels=["B-X", "I-X", "O"]))
-    tuned = dataclasses.replace(encoder, params=params, head=head)
+    tuned = encoder.replace(params=params, head=head)
     folders.write("huggingface", tmp_path, tuned)
     stock, info = getattr(transformers, f"AutoModel{task_class}").from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]

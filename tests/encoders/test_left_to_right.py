@@ -8,8 +8,7 @@ from flax import traverse_util
 
 import maelm_jax
 from maelm_jax import config, evaluate, export
-from maelm_jax.encoders import source
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders import opened
 from maelm_jax.measuring import pairs
 from maelm_jax.model import model_inputs
 
@@ -54,7 +53,7 @@ def by_prefixes(encoder, sentence):
 
 @pytest.mark.parametrize("kind", ["mlm", "mae_lm", "causal"])
 def test_a_sentence_is_as_likely_as_its_tokens_one_by_one(runs, tmp_path, kind):
-    encoder = Encoder.read(source.find_encoder(runs[kind])).left_to_right()
+    encoder = opened.find_model(runs[kind]).read().left_to_right()
     values = pairs.log_likelihoods(encoder, SENTENCES)
     for sentence, value in zip(SENTENCES, values, strict=True):
         assert value == pytest.approx(by_prefixes(encoder, sentence), abs=1e-3)
@@ -89,10 +88,10 @@ def test_stock_classes_of_next_tokens_score_an_export_as_here(runs, tmp_path, ca
     assert json.loads((folder / "config.json").read_text())["architectures"] == [architecture]
     entries = {"is_decoder": True} if kind == "mlm" else {}
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, **entries).eval()
-    encoder = Encoder.read(source.find_encoder(folder)).left_to_right()
+    encoder = opened.find_model(folder).read().left_to_right()
     for sentence, value in zip(SENTENCES, pairs.log_likelihoods(encoder, SENTENCES), strict=True):
         assert value == pytest.approx(torch_sum(model, encoder.vocabulary, sentence), abs=1e-3)
-    run = Encoder.read(source.find_encoder(runs[kind])).left_to_right()
+    run = opened.find_model(runs[kind]).read().left_to_right()
     assert (pairs.log_likelihoods(encoder, SENTENCES) == pairs.log_likelihoods(run, SENTENCES)).all()
     assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
 
@@ -101,18 +100,18 @@ def test_an_export_with_a_decoder_scores_both_ways_as_its_run(runs, tmp_path):
     """Masked, PyTorch agrees with it too, where it is installed: the command verifies the folder."""
     folder = tmp_path / "out"
     assert export.main([f"--workdir={runs['mae_lm']}", f"--output={folder}"]) == 0
-    found = source.find_encoder(folder)
+    found = opened.find_model(folder)
     assert found.objective.causal_share == 0.25 and found.decoder is not None
-    ours, theirs = Encoder.read(found), Encoder.read(source.find_encoder(runs["mae_lm"]))
+    ours, theirs = found.read(), opened.find_model(runs["mae_lm"]).read()
     for one, other in ((ours, theirs), (ours.left_to_right(), theirs.left_to_right())):
         assert (pairs.log_likelihoods(one, SENTENCES) == pairs.log_likelihoods(other, SENTENCES)).all()
     assert "--left_to_right" in (folder / "README.md").read_text()
 
 
 def test_a_head_that_resizes_the_decoder_s_states_reads_the_encoder_without(runs):
-    params = traverse_util.unflatten_dict(Encoder.read(source.find_encoder(runs["mae_lm"])).params, sep="/")
+    params = traverse_util.unflatten_dict(opened.find_model(runs["mae_lm"]).read().params, sep="/")
     assert "resize" in params["head"]
-    encoder = Encoder.read(source.find_encoder(runs["mae_lm"])).left_to_right()
+    encoder = opened.find_model(runs["mae_lm"]).read().left_to_right()
     assert not any(path.startswith(("decoder/", "head/resize")) for path in encoder.params)
 
 

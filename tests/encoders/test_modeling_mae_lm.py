@@ -18,8 +18,8 @@ from safetensors.torch import load_file  # noqa: E402
 
 import maelm_jax  # noqa: E402
 from maelm_jax import config  # noqa: E402
-from maelm_jax.encoders import decoder_file, source  # noqa: E402
-from maelm_jax.encoders.encoder import Encoder  # noqa: E402
+from maelm_jax.encoders import decoder_file, opened  # noqa: E402
+from maelm_jax.encoders.opened import load_model  # noqa: E402
 from maelm_jax.measuring import pairs  # noqa: E402
 from maelm_jax.model import maelm, model_inputs  # noqa: E402
 from maelm_jax.model.kernels.gather import gather_rows  # noqa: E402
@@ -55,7 +55,7 @@ def modules_folder(tmp_path_factory):
         yield
 
 
-def make_encoder(vocabulary, name: str) -> Encoder:
+def make_encoder(vocabulary, name: str) -> opened.OpenedModel:
     """An encoder of VARIANTS in which every parameter is random."""
     settings, fields = VARIANTS[name]
     model, draw = model_of(**SMALL | settings), np.random.default_rng(0)
@@ -64,7 +64,7 @@ def make_encoder(vocabulary, name: str) -> Encoder:
     for path, leaf in flatten(jax.eval_shape(init, jax.random.key(0))).items():
         params[path] = (draw.normal(size=leaf.shape) * 0.15 + path.endswith("scale")).astype(np.float32)
     params |= {path: params[path][: vocabulary.size] for path in ("encoder/token_embedding", "head/bias")}
-    return Encoder(params, model, vocabulary, LENGTH, **fields)
+    return opened.OpenedModel.in_memory(params, model, vocabulary, LENGTH, **fields)
 
 
 def load(folder: pathlib.Path):
@@ -81,7 +81,7 @@ def draw_masks(rows: list[list[int]], count: float) -> list[list[bool]]:
     return masks
 
 
-def compare(encoder: Encoder, model, tolerance: float = 1e-4):
+def compare(encoder: opened.OpenedModel, model, tolerance: float = 1e-4):
     """Compares logits at masks with those of a PyTorch model, on real text of several lengths in one padded batch."""
     texts = [text[20 * number : 20 * number + 50 + 15 * number] for number, text in enumerate(english()[:7])]
     rows = encoder.add_ends(encoder.vocabulary.encode_batch(texts))
@@ -124,7 +124,7 @@ def test_logits_at_a_visible_token_are_those_of_the_decoder_there(vocabulary, tm
     budget = model_inputs.Budget(ids.shape[1], 1)
     inputs = model_inputs.split(*map(jnp.asarray, (ids, np.ones_like(ids), positions, masked, ~masked & masked)), budget, vocabulary.mask)
     graph, _ = maelm.create(encoder.model, vocabulary.size, vocabulary.special)
-    model = maelm.apply(graph, jax.tree.map(jnp.asarray, encoder.prediction_tree()))
+    model = maelm.apply(graph, jax.tree.map(jnp.asarray, encoder.read_prediction_tree()))
     encoded = model.encode(inputs)
     states = model._decode(gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots), encoded, inputs)
     expected = np.asarray(model.head(states, model.encoder.token_embedding[...]).logits)[0, :, : vocabulary.size]
@@ -154,7 +154,7 @@ def test_sums_of_the_babylm_evaluation_are_ours(copy_export, tmp_path, name):
     folder = copy_export(name, tmp_path / "folder")
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True, revision=None).eval()
     tokenizer = transformers.AutoProcessor.from_pretrained(folder, padding_side="right", revision=None, trust_remote_code=True)
-    for sentence, ours in zip(SENTENCES, pairs.log_likelihoods(Encoder.load(folder), SENTENCES), strict=True):
+    for sentence, ours in zip(SENTENCES, pairs.log_likelihoods(load_model(folder), SENTENCES), strict=True):
         encoded = tokenizer(text=sentence, return_offsets_mapping=True)
         slots = [slot for slot, (_, end) in enumerate(encoded["offset_mapping"]) if end > 0]
         ids, mask = torch.tensor(encoded["input_ids"]).repeat(len(slots), 1), torch.tensor(encoded["attention_mask"]).repeat(len(slots), 1)
@@ -172,7 +172,7 @@ def test_sums_of_minicons_are_ours(copy_export, tmp_path, name):
     folder = copy_export(name, tmp_path / "folder")
     model = scorer.MaskedLMScorer(str(folder), "cpu", trust_remote_code=True)
     theirs = model.sequence_score(model.tokenizer(SENTENCES, padding="longest"), reduction=lambda x: x.sum(0).item())
-    np.testing.assert_allclose(theirs, pairs.log_likelihoods(Encoder.load(folder), SENTENCES), atol=1e-3)
+    np.testing.assert_allclose(theirs, pairs.log_likelihoods(load_model(folder), SENTENCES), atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["mpnet", "roberta-mlm"])
@@ -258,7 +258,7 @@ def test_a_decoder_of_another_width_is_refused(vocabulary, tmp_path):
         load(tmp_path / "one")
     assert "\n" not in str(error.value)
     with pytest.raises(config.ConfigError, match="decoder.safetensors.*config.json.*decoder/"):
-        source.find_encoder(tmp_path / "one").read_params()
+        opened.find_model(tmp_path / "one").read_params()
 
 
 def test_an_older_transformers_says_so(copy_export, tmp_path, monkeypatch):

@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 import maelm_jax  # noqa: E402
 from maelm_jax import config, export, gin_files  # noqa: E402
-from maelm_jax.encoders import export as folders  # noqa: E402
-from maelm_jax.encoders import layouts, published, source, verify, weight_files  # noqa: E402
+from maelm_jax.encoders import layouts, opened, published, read_back, verify, weight_files  # noqa: E402
 
 CASES = pathlib.Path(__file__).parents[1] / "data" / "reference"
 
@@ -30,20 +29,20 @@ def published_folders(workdirs, tmp_path_factory) -> dict[str, pathlib.Path]:
 
 @pytest.mark.parametrize("name", ["reference", "roberta-mlm"])
 def test_an_export_in_the_published_layout_comes_in_as_it_was(published_folders, workdirs, name):
-    original, imported = (source.find_encoder(folders[name]).read_params() for folders in (workdirs, published_folders))
+    original, imported = (opened.find_model(folders[name]).read_params() for folders in (workdirs, published_folders))
     assert imported.keys() == original.keys()
     assert all(np.array_equal(imported[path], original[path]) for path in original)
 
 
 def test_a_checkpoint_is_read_with_the_names_of_the_published_scripts(published_folders, tmp_path):
     folder = shutil.copytree(published_folders["reference"], tmp_path / "published")
-    expected = source.find_encoder(folder)
+    expected = opened.find_model(folder)
     (folder / "vocabulary.sha256").unlink(missing_ok=True)
     (folder / "sentencepiece.model").rename(folder / "sp.model")
-    pieces = expected.loaded_vocabulary.pieces
+    pieces = expected.vocabulary.pieces
     (folder / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in pieces[4:-1]), encoding="utf-8")
-    found = source.find_encoder(folder)
-    assert found.loaded_vocabulary.pieces == pieces
+    found = opened.find_model(folder)
+    assert found.vocabulary.pieces == pieces
     assert np.array_equal(found.read_params()["encoder/token_embedding"], expected.read_params()["encoder/token_embedding"])
 
 
@@ -65,22 +64,22 @@ def test_a_case_of_the_reference_as_a_checkpoint(path, tmp_path):
     case, weights = json.loads(str(data["config"])), {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
     args = {"encoder_attention_heads": case["heads"], "max_rel_pos": case["max_rel_pos"]}
     weight_files.write_pytorch(tmp_path / "case.pt", weights, {}, args)
-    found = source.find_encoder(tmp_path / "case.pt")
+    found = opened.find_model(tmp_path / "case.pt")
     expected = {"layers": case["layers"], "width": case["dim"], "heads": case["heads"], "num_buckets": case["rel_pos_bins"]}
     assert expected.items() <= found.settings.items() and found.settings["max_distance"] == case["max_rel_pos"]
     values = found.read_params()
     assert np.array_equal(values["encoder/blocks/feed_forward/up/kernel"][1], weights["encoder.sentence_encoder.layers.1.fc1.weight"].T)
     published.write(tmp_path / "model.pt", values, found.model, case["vocab_size"], 8)
     stored = weight_files.read_pytorch(tmp_path / "model.pt")
-    head = "gen_decoder" if found.decoder else "encoder"
+    head = "gen_decoder" if found.model.decoder else "encoder"
     assert np.array_equal(stored["model"][f"{head}.lm_head.weight"], weights[published.TOKENS]), "tied copies are there"
     assert stored["args"].rel_pos_bins == case["rel_pos_bins"]
-    again = source.find_encoder(tmp_path / "model.pt")
+    again = opened.find_model(tmp_path / "model.pt")
     assert again.settings == found.settings and again.length == 8
     assert all(np.array_equal(value, values[name]) for name, value in again.read_params().items())
     # Without `args`, the number of heads is that of the table of relative biases.
     weight_files.write_pytorch(tmp_path / "bare.pt", stored["model"], {}, {})
-    assert source.find_encoder(tmp_path / "bare.pt").model.encoder.heads == found.model.encoder.heads
+    assert opened.find_model(tmp_path / "bare.pt").model.encoder.heads == found.model.encoder.heads
 
 
 @pytest.mark.parametrize("field", config.field_names(config.Encoder))
@@ -95,7 +94,7 @@ def test_the_published_layout_carries_a_setting_or_refuses_it(tmp_path, vocabula
         return
     usual = random_encoder(model, vocabulary)
     published.write(tmp_path / "model.pt", usual.params, model, vocabulary.size, 8)
-    found = source.find_encoder(tmp_path / "model.pt").model
+    found = opened.find_model(tmp_path / "model.pt").model
     assert found.encoder.canonical == dataclasses.replace(model.encoder, family=None).canonical and found.decoder == model.decoder
     if field != "family" and model.encoder.canonical == base.canonical:
         assert field in config.idle_names(config.Encoder, dataclasses.asdict(model.encoder)), "it was dropped"
@@ -130,20 +129,20 @@ def test_a_verification_finds_what_differs_in_a_checkpoint(published_folders, wo
 def test_a_parameter_that_the_published_layout_does_not_have_is_found(workdirs, tmp_path, monkeypatch):
     """When it is written, else when it is read back, else when it is verified."""
     ours, gain = maelm_jax.load_encoder(workdirs["reference"]), "encoder/blocks/attention/gain"
-    ours = dataclasses.replace(ours, params=ours.params | {gain: np.full((2, 32), 0.5, np.float32)})
+    ours = ours.replace(params=ours.params | {gain: np.full((2, 32), 0.5, np.float32)})
 
     def refuse() -> str:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         with pytest.raises((config.ConfigError, config.RunError)) as error:
-            folders.write("reference", folder, ours)
+            ours.write("reference", folder)
             verify.verify("reference", folder, ours)
         return str(error.value)
 
     assert gain in refuse()
     monkeypatch.setattr(layouts, "_list_unmapped", lambda *_: [])
     assert gain in refuse()
-    monkeypatch.setattr(folders.read_back, "check", lambda *_: None)
+    monkeypatch.setattr(read_back, "check", lambda *_: None)
     assert "verification" in refuse() and gain in refuse()
 
 
@@ -153,16 +152,16 @@ def test_a_reference_checkpoint_that_does_not_fit_is_listed(published_folders, t
     tensors["gen_decoder.lm_head.weight"] = tensors["gen_decoder.lm_head.weight"] + 1
     weight_files.write_pytorch(tmp_path / "broken.pt", tensors, {}, {"encoder_attention_heads": 4})
     with pytest.raises(config.ConfigError) as error:
-        source.find_encoder(tmp_path / "broken.pt").read_params()
+        opened.find_model(tmp_path / "broken.pt").read_params()
     for what in ("fc2.bias is missing", "surplus is not a tensor", "lm_head.weight is not the same"):
         assert what in str(error.value)
     for number, content in enumerate(({"model": {"layer.weight": torch.zeros(2, 2)}}, {"model": 3}, {}, [], None)):
         torch.save(content, tmp_path / f"{number}.pt")
         with pytest.raises(config.ConfigError, match=rf"{number}\.pt"):
-            source.find_encoder(tmp_path / f"{number}.pt")
+            opened.find_model(tmp_path / f"{number}.pt")
 
 
 def test_reading_without_pytorch_says_how_to_get_it(published_folders, monkeypatch):
     monkeypatch.setattr(weight_files.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(config.ConfigError, match="PyTorch"):
-        source.find_encoder(published_folders["reference"])
+        opened.find_model(published_folders["reference"])

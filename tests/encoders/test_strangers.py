@@ -17,7 +17,7 @@ from testing import call, training
 import maelm_jax
 from maelm_jax import config, export, gin_files, storage
 from maelm_jax.data import prepare, vocabularies
-from maelm_jax.encoders import source, tokenizer, weight_files
+from maelm_jax.encoders import opened, tokenizer, weight_files
 from maelm_jax.encoders.mpnet import MPNET
 from maelm_jax.finetuning import predict
 from maelm_jax.training.workdir import Workdir
@@ -200,7 +200,7 @@ def test_a_huge_number_of_rows_takes_no_memory(stock):
     settings = json.loads((stock / "config.json").read_text())
     (stock / "config.json").write_text(json.dumps(settings | {"vocab_size": 10**12}))
     with pytest.raises(config.ConfigError, match="1000000000000"):
-        source.find_encoder(stock).read_params()
+        opened.find_model(stock).read_params()
 
 
 def change_decoder(stock: pathlib.Path, change):
@@ -228,10 +228,10 @@ DECODERS = {
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_decoder_that_does_not_fit_is_refused_before_anything_else(stock, tmp_path, kind):
     change_decoder(stock, lambda tensors, settings: None)
-    source.find_encoder(stock)
+    opened.find_model(stock)
     change_decoder(stock, DECODERS[kind])
     with pytest.raises(config.ConfigError, match="decoder.safetensors|config.json"):
-        source.find_encoder(stock)
+        opened.find_model(stock)
     done = call("export", f"--workdir={stock}", f"--output={tmp_path / 'out'}", "--no-verify")
     assert done.status == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
 
@@ -255,9 +255,9 @@ def test_an_error_of_the_program_is_not_one_of_the_file(stock, monkeypatch):
     def fail(*_):
         raise TypeError("of the program")
 
-    monkeypatch.setattr(source.tokenizer, "choose_vocabulary", fail)
+    monkeypatch.setattr(opened.tokenizer, "choose_vocabulary", fail)
     with pytest.raises(TypeError):
-        source.find_encoder(stock)
+        opened.find_model(stock)
 
 
 WRONG = {
@@ -279,7 +279,7 @@ def test_a_value_of_another_type_is_one_line_about_its_file(stock, name, change)
     content = json.loads((stock / name).read_text())
     (stock / name).write_text(json.dumps(content | change if change else change))
     with pytest.raises(config.ConfigError, match=str(stock)):
-        source.find_encoder(stock)
+        opened.find_model(stock)
 
 
 # What a folder says, and transformers does, and maelm_jax does not.
@@ -308,13 +308,13 @@ SAID = {
 def test_what_the_tokenizer_or_an_adapter_would_change_is_refused_by_name(stock, named):
     (stock / "vocabulary.sha256").unlink()
     (stock / "sentencepiece.model").unlink()
-    source.find_encoder(stock)
+    opened.find_model(stock)
     name, change = SAID[named]
     settings = json.loads((stock / name).read_text()) if (stock / name).exists() else {}
     change(settings)
     (stock / name).write_text(json.dumps(settings))
     with pytest.raises(config.ConfigError, match=re.escape(named)):
-        source.find_encoder(stock)
+        opened.find_model(stock)
 
 
 def test_whole_numbers_are_no_weights(stock):
@@ -325,7 +325,7 @@ def test_whole_numbers_are_no_weights(stock):
     tensors[name] = (100 * tensors[name]).astype("int8")
     safetensors.numpy.save_file(tensors, stock / "model.safetensors")
     with pytest.raises(config.ConfigError, match=f"{name} holds int8"):
-        source.find_encoder(stock).read_params()
+        opened.find_model(stock).read_params()
 
 
 def test_a_tokenizer_json_that_the_class_completes_is_compared_too(stock):

@@ -17,11 +17,11 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from maelm_jax import config, export
 from maelm_jax.data import vocabularies, vocabulary_training
-from maelm_jax.encoders import source, tokenizer, weight_files
+from maelm_jax.encoders import opened, tokenizer, weight_files
 from maelm_jax.encoders.bert import BERT
-from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.encoders.modernbert import MODERNBERT
 from maelm_jax.encoders.mpnet import MPNET
+from maelm_jax.encoders.opened import load_model
 from maelm_jax.encoders.roberta import ROBERTA
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<unk>", "a", "text", "##s"]
@@ -307,7 +307,7 @@ def test_bos_and_eos_have_the_names_of_gemma_too(tmp_path, template):
 def test_tokens_that_were_added_to_an_export_are_read(copy_export, tmp_path):
     """transformers rewrites tokenizer.json and leaves sentencepiece.model as it was."""
     folder = copy_export("roberta", tmp_path / "out")
-    assert source.find_encoder(folder).vocabulary == str(folder / "sentencepiece.model")
+    assert opened.find_model(folder).vocabulary_path == str(folder / "sentencepiece.model")
     longer = library.Tokenizer.from_file(str(folder / "tokenizer.json"))
     size = longer.get_vocab_size()
     longer.add_special_tokens(["[E1]"])
@@ -319,7 +319,7 @@ def test_tokens_that_were_added_to_an_export_are_read(copy_export, tmp_path):
     tensors[table] = np.concatenate([tensors[table], np.full((1, 32), 0.5, np.float32)])
     weight_files.write_safetensors(folder / weight_files.WEIGHTS, tensors)
     (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | {"vocab_size": size + 1}))
-    encoder = Encoder.load(folder)
+    encoder = load_model(folder)
     assert size in encoder.vocabulary.encode("some [E1] quinine")
     assert (encoder.params["encoder/token_embedding"][size] == 0.5).all()
     assert export.main([f"--workdir={folder}", f"--output={tmp_path / 'again'}"]) == 0, "and verified where transformers is installed"
@@ -442,7 +442,7 @@ def test_a_folder_whose_model_pads_with_the_end_of_a_text_computes_the_same(tmp_
         real = inputs["attention_mask"][..., None]
         return ((states * real).sum(1) / real.sum(1)).numpy()
 
-    np.testing.assert_allclose(Encoder.load(stock).encode(texts), vectors(stock), atol=1e-5)
+    np.testing.assert_allclose(load_model(stock).encode(texts), vectors(stock), atol=1e-5)
     rows = [f"{word} text number {number},{label}\n" for number in range(8) for word, label in (("good", 1), ("bad", 0))]
     (tmp_path / "rows.csv").write_text("text,label\n" + "".join(rows))
     table = [f"--gin.TRAIN_FILE={tmp_path / 'rows.csv'}", f"--gin.DEV_FILE={tmp_path / 'rows.csv'}", "--gin.EPOCHS=1", "--gin.BATCH_SIZE=8"]
@@ -451,4 +451,4 @@ def test_a_folder_whose_model_pads_with_the_end_of_a_text_computes_the_same(tmp_
     [run] = (path.parent for path in (tmp_path / "run").rglob("results.json"))
     done = call("export", f"--workdir={run}", f"--output={tmp_path / 'out'}")
     assert done.status == 0 and "verified" in done.stdout, done
-    np.testing.assert_allclose(Encoder.load(tmp_path / "out").encode(texts), vectors(tmp_path / "out"), atol=1e-5)
+    np.testing.assert_allclose(load_model(tmp_path / "out").encode(texts), vectors(tmp_path / "out"), atol=1e-5)

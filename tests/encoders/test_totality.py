@@ -10,7 +10,7 @@ from hypothesis import strategies
 from testing import SMALL_ENCODER, change_setting, model_of, random_encoder
 
 from maelm_jax import config
-from maelm_jax.encoders import decoder_file, encoder, families, layouts, read_back, weight_files
+from maelm_jax.encoders import decoder_file, families, layouts, opened, read_back, weight_files
 from maelm_jax.encoders import export as folders
 
 BASES = {name: config.Encoder(**SMALL_ENCODER | family.fixed | {"family": name}) for name, family in families.FAMILIES.items()}
@@ -133,11 +133,11 @@ def test_an_import_of_an_export_is_the_identity_or_the_export_is_refused(
 # A parameter that a format does not have.
 
 
-def with_parameter(model: config.Model, vocabulary, path: str) -> encoder.Encoder:
+def with_parameter(model: config.Model, vocabulary, path: str) -> opened.OpenedModel:
     """An encoder with a parameter that no layer has."""
     usual = random_encoder(model, vocabulary)
     shape = (model.encoder.layers, 16) if "/blocks/" in path else (16,)
-    return dataclasses.replace(usual, params=usual.params | {path: np.full(shape, 0.5, np.float32)})
+    return usual.replace(params=usual.params | {path: np.full(shape, 0.5, np.float32)})
 
 
 @pytest.mark.parametrize("path", ["encoder/blocks/attention/gain", "encoder/gain", "decoder/blocks/attention/gain", "head/gain", "pooler/bias"])
@@ -190,21 +190,21 @@ def written(vocabulary, tmp_path):
     return ours, tmp_path / "out"
 
 
-def refuse_read_back(ours: encoder.Encoder, folder) -> str:
+def refuse_read_back(ours: opened.OpenedModel, folder) -> str:
     with pytest.raises((config.RunError, config.ConfigError)) as error:
-        read_back.check("huggingface", folder, ours, "float32")
+        read_back.check("huggingface", opened.find_model(folder), ours, "float32")
     return str(error.value)
 
 
 def test_a_folder_that_does_not_hold_the_encoder_is_refused_by_name(written):
     ours, folder = written
-    read_back.check("huggingface", folder, ours, "float32")
+    read_back.check("huggingface", opened.find_model(folder), ours, "float32")
     changed = {path: value + (path == "head/dense/bias") for path, value in ours.params.items()}
-    assert "head/dense/bias" in refuse_read_back(dataclasses.replace(ours, params=changed), folder)
+    assert "head/dense/bias" in refuse_read_back(ours.replace(params=changed), folder)
     more = ours.params | {"encoder/gain": np.ones(3, np.float32)}
-    assert "encoder/gain" in refuse_read_back(dataclasses.replace(ours, params=more), folder)
+    assert "encoder/gain" in refuse_read_back(ours.replace(params=more), folder)
     objective = config.Objective.between(0.5)
-    assert "mask_fraction" in refuse_read_back(dataclasses.replace(ours, objective=objective), folder)
+    assert "mask_fraction" in refuse_read_back(ours.replace(objective=objective), folder)
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | {"layer_norm_eps": 1e-3}))
     assert "layer_norm_eps" in refuse_read_back(ours, folder)
@@ -213,6 +213,6 @@ def test_a_folder_that_does_not_hold_the_encoder_is_refused_by_name(written):
 def test_a_decoder_whose_buckets_config_json_does_not_state_is_refused(vocabulary):
     model = model_of(**SMALL_ENCODER, relative_buckets="none", max_distance=200, decoder_layers=1, decoder_relative_bias=True)
     with pytest.raises(config.ConfigError) as error:
-        folders.check_format("huggingface", encoder.Encoder({}, model, vocabulary, 12), "run")
+        folders.check_format("huggingface", opened.OpenedModel.in_memory({}, model, vocabulary, 12), "run")
     assert "max_distance" in str(error.value)
-    folders.check_format("huggingface", encoder.Encoder({}, model_of(model, max_distance=128), vocabulary, 12), "run")
+    folders.check_format("huggingface", opened.OpenedModel.in_memory({}, model_of(model, max_distance=128), vocabulary, 12), "run")

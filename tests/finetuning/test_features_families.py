@@ -11,9 +11,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
 
 from maelm_jax import config  # noqa: E402
-from maelm_jax.encoders import export, families, source, weight_files  # noqa: E402
+from maelm_jax.encoders import export, families, opened, weight_files  # noqa: E402
 from maelm_jax.encoders import family as family_heads  # noqa: E402
-from maelm_jax.encoders.encoder import Encoder  # noqa: E402
 from maelm_jax.encoders.results import Results  # noqa: E402
 from maelm_jax.finetuning import batches, glue, grid, heads, initial_encoder  # noqa: E402
 from maelm_jax.finetuning.task import InputFormat  # noqa: E402
@@ -33,7 +32,7 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
     model_type = stock_name.removesuffix("-local")
     family = families.FAMILIES[model_type]
     start = initial_encoder.load(str(tmp_path / "stock"))
-    model = source.find_encoder(tmp_path / "stock").model
+    model = opened.find_model(tmp_path / "stock").model
 
     graph, init = heads.define(model, vocabulary.size, vocabulary.pad, head)
     fresh = jax.jit(init)(jax.random.key(1))
@@ -49,7 +48,7 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
     flat["encoder/token_embedding"] = flat["encoder/token_embedding"][: vocabulary.size]
     stock_head = family_heads.find_head(flat, LABELS)
     (tmp_path / "out").mkdir()
-    export.write("huggingface", tmp_path / "out", Encoder(flat, model, vocabulary, 48, stock_head))
+    export.write("huggingface", tmp_path / "out", opened.OpenedModel.in_memory(flat, model, vocabulary, 48, head=stock_head))
     [name] = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"]
     task_model, info = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]

@@ -59,7 +59,7 @@ def test_a_label_is_the_name_of_the_folder(tmp_path, monkeypatch):
     (tmp_path / "run" / "x").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "run" / "x")
     for name, label in {".": "x", "..": "run", "random:.": "random-x", "runs/tiny/": "tiny"}.items():
-        assert initial_encoder.InitialEncoder(name, None, None, name.startswith("random:")).label == label
+        assert initial_encoder.InitialEncoder(name, None, name.startswith("random:")).label == label
 
 
 def test_two_spellings_of_a_path_are_one_encoder(pretrained, monkeypatch):

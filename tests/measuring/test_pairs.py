@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, evaluate
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders.opened import load_model
 from maelm_jax.measuring import likelihoods, pairs, scoring
 from maelm_jax.model import model_inputs
 
@@ -33,7 +33,7 @@ def test_sums_of_stock_models_are_those_of_transformers(name, vocabulary, copy_s
     transformers = pytest.importorskip("transformers")
     auto = "AutoModelForPreTraining" if name == "bert" else "AutoModelForMaskedLM"  # with a pooler, as published
     folder = copy_stock(name, auto, tmp_path / "stock")
-    ours = pairs.log_likelihoods(Encoder.load(folder), SENTENCES)
+    ours = pairs.log_likelihoods(load_model(folder), SENTENCES)
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
     for sentence, value in zip(SENTENCES, ours, strict=True):
         ids = torch.tensor([vocabulary.bos, *vocabulary.encode(sentence), vocabulary.eos])
@@ -62,7 +62,7 @@ def masked_sum(encoder, row: list[int], masks: list[list[int]]) -> float:
 
 def test_sums_of_our_models_are_those_of_the_full_length_encoder(workdirs):
     for kind in ("mpnet", "mpnet-mlm"):
-        encoder = Encoder.load(workdirs[kind])
+        encoder = load_model(workdirs[kind])
         sentences = [SENTENCES[0][:end] for end in range(1, 12, 3)]  # with and without padding
         assert any((len(encoder.vocabulary.encode(sentence)) + 2) % likelihoods.LENGTH_STEP == 0 for sentence in sentences)
         for sentence, value in zip(sentences, pairs.log_likelihoods(encoder, sentences), strict=True):
@@ -108,7 +108,7 @@ def by_word_masks(vocabulary, row: list[int], first: int = 1) -> list[list[int]]
 @pytest.mark.parametrize("accelerator", [False, True])
 @pytest.mark.parametrize("kind", ["mpnet", "mpnet-mlm"])
 def test_by_word_masks_the_later_tokens_of_a_word(workdirs, kind, accelerator, monkeypatch):
-    encoder = Encoder.load(workdirs[kind])
+    encoder = load_model(workdirs[kind])
     if accelerator:  # the shapes of one: two at most
         choose, seen = likelihoods._choose_shapes, []
 
@@ -140,7 +140,7 @@ def test_only_the_continuation_of_a_context_is_scored(workdirs, tmp_path):
         ("The value is a number.", "The value is a class.", "values"),
         ("A list holds items.", "A class holds items.", "comps_base"),
     ]
-    encoder = Encoder.load(workdirs["mpnet"])
+    encoder = load_model(workdirs["mpnet"])
     scored = pairs.score(encoder, read)
     for pair, (good, bad) in zip(read, scored.plain, strict=True):
         for text, context, value in ((pair.good, pair.good_context, good), (pair.bad, pair.bad_context, bad)):
@@ -173,10 +173,10 @@ def test_the_floor_and_every_pair_are_beside_the_models(workdirs, uninterrupted,
     first, _, unigram, fresh = written["scores"]
     assert [one["good"] for one in written["texts"]] == [SENTENCES[0], SENTENCES[1]]
     frequencies = scoring.token_frequencies(str(run))
-    ids = Encoder.load(run).vocabulary.encode(SENTENCES[0])
+    ids = load_model(run).vocabulary.encode(SENTENCES[0])
     assert unigram["model"] == "unigram" and unigram["nats"]["good"][0] == pytest.approx(-frequencies[ids].sum(), abs=1e-4)
     assert fresh["nats"]["good"] != first["nats"]["good"] and len(first["nats"]["bad_by_word"]) == 2
-    assert first["nats"]["good"][0] != pytest.approx(pairs.log_likelihoods(Encoder.load(run), SENTENCES[:1])[0], abs=1e-3)
+    assert first["nats"]["good"][0] != pytest.approx(pairs.log_likelihoods(load_model(run), SENTENCES[:1])[0], abs=1e-3)
     header = capsys.readouterr().out.split("\n")[0]
     assert "mpnet-mlm" in header and str(run.parent) not in header
     with pytest.raises(config.ConfigError, match="--pairs"):

@@ -10,7 +10,7 @@ import pytest
 from testing import call, repeated, steps_of, training
 
 from maelm_jax import cli, config, gin_files
-from maelm_jax.encoders import adoption, source
+from maelm_jax.encoders import adoption, opened
 from maelm_jax.model import maelm
 from maelm_jax.pretraining import start as starts
 from maelm_jax.training import checkpoint, metrics, optimizers, run_rows, sharding, step
@@ -70,7 +70,7 @@ def test_a_causal_phase_goes_on_as_mlm_and_as_mae_lm(text, tmp_path):
     flags = training(text, tmp_path / "mlm", "--gin_file=mlm.gin", f"--gin.Run.continue_from={first}")
     found = starts.find_starting_point(cli.parse(cli.parser(""), flags).experiment, Workdir(tmp_path / "mlm"))
     assert found.parent.step == 4 and not found.experiment.model.causal and "Objective.name: 'causal' -> 'mlm'" in found.parent.changes
-    assert not adoption.adopt_settings(gin_files.load(["tiny.gin"]), source.find_encoder(first)).experiment.model.causal
+    assert not adoption.adopt_settings(gin_files.load(["tiny.gin"]), opened.find_model(first)).experiment.model.causal
     tuning = ["--gin_file=finetune/rte.gin", f"--init_from={first}", f"--workdir={tmp_path / 'out'}"]
     for command in (["export", f"--workdir={first}", f"--output={tmp_path / 'out'}"], ["finetune", *tuning]):
         done = call(*command)

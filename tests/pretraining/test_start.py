@@ -10,7 +10,7 @@ from testing import english
 
 from maelm_jax import config, gin_files, train
 from maelm_jax.data import prepare, vocabulary_training
-from maelm_jax.encoders import source
+from maelm_jax.encoders import opened
 from maelm_jax.pretraining import run, start
 from maelm_jax.training.workdir import Workdir
 
@@ -58,7 +58,7 @@ def test_a_resumed_run_keeps_its_own_decoder_settings(tmp_path, begun):
 def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_path, begun, has_decoder, layers):
     """The source may be another one by now."""
     begun(settings("gone"))
-    encoder = source.EncoderSource("gone", "a folder", {}, config.Decoder() if has_decoder else None, config.Objective(), None, 64, dict)
+    encoder = opened.OpenedModel(config.Model(decoder=config.Decoder() if has_decoder else None), 64, path="gone", kind="a folder")
     encoder.write_origin(Workdir(tmp_path))
     now = settings("gone", "Decoder.layers=4")
     assert start.find_starting_point(now, Workdir(tmp_path)).experiment.model.decoder.layers == layers
@@ -67,8 +67,8 @@ def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_p
 def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path, monkeypatch):
     """Otherwise the run would train a vocabulary, with other ids than those of the weights."""
     found = dataclasses.asdict(gin_files.load(["base.gin"]).encoder)
-    weights = source.EncoderSource("weights.pt", "a checkpoint", found, config.Decoder(), config.Objective(), None, 512, dict)
-    monkeypatch.setattr(source, "find_encoder", lambda path: weights)
+    weights = opened.OpenedModel(config.Model(decoder=config.Decoder()), 512, path="weights.pt", settings=found)
+    monkeypatch.setattr(opened, "find_model", lambda path: weights)
     bindings = ["Run.init_from='weights.pt'", "TEXT_FILES='*.txt'", "SEQUENCE_LENGTH=64"]
     with pytest.raises(config.ConfigError, match="--gin.Vocabulary.file"):
         start.find_starting_point(gin_files.load(["base.gin"], bindings), Workdir(tmp_path))

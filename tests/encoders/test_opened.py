@@ -1,6 +1,5 @@
 """Weights in: every source that a run can start from gives the parameters it holds, or says what does not fit. No PyTorch needed."""
 
-import dataclasses
 import json
 import pathlib
 import shutil
@@ -18,7 +17,7 @@ import maelm_jax
 from maelm_jax import config, export, gin_files
 from maelm_jax.analysis import monitor
 from maelm_jax.data import vocabulary_training
-from maelm_jax.encoders import adoption, source, weight_files
+from maelm_jax.encoders import adoption, opened, recipes, weight_files
 from maelm_jax.finetuning import grid, initial_encoder
 from maelm_jax.model import maelm
 from maelm_jax.pretraining import start
@@ -34,7 +33,7 @@ def one_line(caught) -> str:
 
 
 def read_params(path, step=None):
-    return source.find_encoder(path, step).read_params()
+    return opened.find_model(path, step).read_params()
 
 
 def write(workdir, output) -> pathlib.Path:
@@ -72,7 +71,7 @@ def other_vocabulary():
 
 def test_steps(workdirs):
     newest, older = read_params(workdirs["mpnet"]), read_params(workdirs["mpnet"], 6)
-    assert source.find_encoder(workdirs["mpnet"]).step == 12
+    assert opened.find_model(workdirs["mpnet"]).step == 12
     assert not np.array_equal(newest["encoder/norm/scale"], older["encoder/norm/scale"])
     assert len(newest["encoder/token_embedding"]) == 600, "rows of padding are not given away"
 
@@ -128,7 +127,7 @@ def test_a_config_json_that_is_none_is_one_line(copy_export, tmp_path, content):
     folder = copy_export("mpnet", tmp_path / "out")
     (folder / "config.json").write_bytes(content)
     with pytest.raises(config.ConfigError) as error:
-        source.find_encoder(folder)
+        opened.find_model(folder)
     assert str(folder) in one_line(error)
 
 
@@ -143,24 +142,24 @@ def test_a_damaged_file_is_named(copy_export, tmp_path):
 def test_what_is_nothing_of_the_kind_is_one_line(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(config.ConfigError, match="notes"):
-        source.find_encoder(tmp_path / "notes")
+        opened.find_model(tmp_path / "notes")
     with pytest.raises(config.ConfigError, match="notes.txt"):
-        source.find_encoder(tmp_path)
+        opened.find_model(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mpnet"}))
     with pytest.raises(config.ConfigError, match=r"tokenizer\.json"):
-        source.find_encoder(tmp_path)
+        opened.find_model(tmp_path)
 
 
 def test_a_step_that_is_none_is_refused(copy_export, workdirs, tmp_path):
     folder = copy_export("mpnet", tmp_path / "out")
     with pytest.raises(config.ConfigError, match=f"step 3: {folder}"):
-        source.find_encoder(folder, 3)
+        opened.find_model(folder, 3)
     assert maelm_jax.load_encoder(workdirs["mpnet"], step=6).step == 6
 
 
 def test_an_export_keeps_its_dropout_and_changes_none_of_a_run(make_workdir, tmp_path):
     run = make_workdir(tmp_path / "run", {"Dropout.hidden": 0.25, "Dropout.attention": 0.2, "Decoder.refills_mask": False})
-    found = source.find_encoder(write(run, tmp_path / "out"))
+    found = opened.find_model(write(run, tmp_path / "out"))
     assert (found.model.dropout.hidden, found.model.dropout.attention, found.model.decoder.refills_mask) == (0.25, 0.2, False)
     before = gin_files.load(["tiny.gin"])
     after = adoption.adopt_settings(before, found).experiment.model
@@ -216,15 +215,15 @@ def test_the_longest_input_is_what_was_trained(edited, results, started_from, le
     run = edited("mpnet")
     (run / "results.json").write_text(json.dumps(results))
     if started_from:
-        source.EncoderSource("stock", "bert folder", {}, None, config.Objective(), None, started_from, dict).write_origin(Workdir(run))
-    assert source.find_encoder(run).length == length
+        opened.OpenedModel(config.Model(), started_from, path="stock", kind="bert folder").write_origin(Workdir(run))
+    assert opened.find_model(run).length == length
 
 
 @pytest.mark.parametrize(("stated", "length"), [(None, 160), (128, 128), (10**30, 160)])
 def test_the_longest_input_of_a_folder_is_what_it_states(copy_export, tmp_path, stated, length):
     folder = copy_export("mpnet", tmp_path / "out")
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": stated} if stated else {}))
-    assert source.find_encoder(folder).length == length
+    assert opened.find_model(folder).length == length
 
 
 def test_a_tokenizer_that_contradicts_the_weights_is_refused(copy_export, tmp_path):
@@ -245,7 +244,7 @@ def test_a_tokenizer_json_that_contradicts_the_sentencepiece_model_beside_it_is_
     content = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(content | {"normalizer": None}))
     with pytest.raises(config.ConfigError, match="tokenizer.json"):
-        source.find_encoder(folder)
+        opened.find_model(folder)
 
 
 # Modules of sentence-transformers.
@@ -273,7 +272,7 @@ def test_the_modules_go_out_as_they_came_in(with_modules, workdirs, tmp_path):
     for name in ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (with_modules / name).read_bytes()
     assert not (tmp_path / "out" / "2_Normalize").exists(), "a module without settings has no folder"
-    assert source.read_module_files(workdirs["mpnet"]) == {}
+    assert recipes.read_module_files(workdirs["mpnet"]) == {}
 
 
 @pytest.mark.parametrize("way", ["link", "folder link", "path", "modules.json"])
@@ -302,7 +301,7 @@ def test_the_links_in_the_cache_of_the_hub_are_followed(with_modules, tmp_path):
     for number, name in enumerate(("modules.json", "1_Pooling/config.json")):
         (snapshot / name).rename(blobs / str(number))
         (snapshot / name).symlink_to(blobs / str(number))
-    assert source.read_module_files(snapshot) == source.read_module_files(with_modules)
+    assert recipes.read_module_files(snapshot) == recipes.read_module_files(with_modules)
 
 
 # What a run takes over.
@@ -329,7 +328,7 @@ def stock_roberta(copy_export, folder) -> pathlib.Path:
 
 def test_a_stock_folder_is_taken_over(copy_export, workdirs, tmp_path):
     folder = stock_roberta(copy_export, tmp_path / "stock")
-    original, found, experiment = read_params(workdirs["roberta-mlm"]), source.find_encoder(folder), gin_files.load(["tiny.gin"])
+    original, found, experiment = read_params(workdirs["roberta-mlm"]), opened.find_model(folder), gin_files.load(["tiny.gin"])
     adopted, changes = adoption.adopt_settings(experiment, found)
     assert (
         adopted.model.encoder.layer_norm_eps == 1e-6
@@ -362,7 +361,7 @@ def test_a_stock_folder_is_taken_over(copy_export, workdirs, tmp_path):
 )
 def test_a_workdir_gives_its_shape_and_its_decoder_unless_the_run_has_an_ablation(workdirs, changes, taken, is_kept):
     """Self-attention and cross-attention have parameters of the same names and shapes."""
-    found, experiment = source.find_encoder(workdirs["mpnet"]), gin_files.load([str(workdirs["mpnet"] / "config.gin")])
+    found, experiment = opened.find_model(workdirs["mpnet"]), gin_files.load([str(workdirs["mpnet"] / "config.gin")])
     run = experiment.with_model(model_of(experiment.model, **changes))
     model = adoption.adopt_settings(run, found).experiment.model
     assert model == model_of(run.model, **taken)
@@ -370,7 +369,7 @@ def test_a_workdir_gives_its_shape_and_its_decoder_unless_the_run_has_an_ablatio
 
 
 def test_another_vocabulary_than_that_of_the_encoder_is_refused(other_vocabulary, tmp_path):
-    found = source.find_encoder(ROOT / "pretrained")
+    found = opened.find_model(ROOT / "pretrained")
     settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{found.path}'"]
     other_vocabulary.save(tmp_path)
     with pytest.raises(config.ConfigError, match=r"Vocabulary\.file"):
@@ -379,7 +378,7 @@ def test_another_vocabulary_than_that_of_the_encoder_is_refused(other_vocabulary
 
 def test_rows_longer_than_those_of_a_rotary_encoder_are_read_if_the_run_has_the_positions(workdirs):
     """A larger theta of the run stays too, a smaller one does not."""
-    found = source.find_encoder(workdirs["modernbert"])
+    found = opened.find_model(workdirs["modernbert"])
     longer = ["SEQUENCE_LENGTH=256", "Encoder.max_positions=256", "Encoder.rotary_theta=160000.0"]
     adopted, changes = adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], longer), found)
     assert (adopted.model.encoder.max_positions, adopted.model.encoder.rotary_theta) == (256, 160_000.0) and adopted.model.encoder.layers == 2
@@ -392,7 +391,7 @@ def test_rows_longer_than_those_of_a_rotary_encoder_are_read_if_the_run_has_the_
 
 
 def test_a_table_of_learned_positions_is_repeated_for_longer_rows(workdirs, tmp_path):
-    found = source.find_encoder(workdirs["mpnet"])
+    found = opened.find_model(workdirs["mpnet"])
     settings = ["SEQUENCE_LENGTH=319", f"Run.init_from='{found.path}'"]
     adopted, changes = adoption.adopt_settings(gin_files.load(["tiny.gin"], settings), found)
     model = adopted.model
@@ -406,10 +405,10 @@ def test_a_table_of_learned_positions_is_repeated_for_longer_rows(workdirs, tmp_
 
 def test_published_buckets_are_not_numbered_anew_for_longer_rows(workdirs):
     """Their numbers depend on the positions, if these are fewer than the largest distance."""
-    found = source.find_encoder(workdirs["mpnet"])
+    found = opened.find_model(workdirs["mpnet"])
     published = found.settings | {"relative_buckets": "reference", "max_distance": 256}
     fits, shifts = (gin_files.load(["tiny.gin"], [f"SEQUENCE_LENGTH={n}", "Run.init_from='there'"]) for n in (160, 161))
-    found = dataclasses.replace(found, settings=published)
+    found = found.replace(settings=published)
     assert adoption.adopt_settings(fits, found).experiment.model.encoder.max_positions == 160
     with pytest.raises(config.ConfigError, match="Corpus.sequence_length 161"):
         adoption.adopt_settings(shifts, found)
@@ -417,7 +416,7 @@ def test_published_buckets_are_not_numbered_anew_for_longer_rows(workdirs):
 
 def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_over(workdirs):
     """Its heads have 8 values, those of base.gin 64."""
-    found = source.find_encoder(workdirs["mpnet"])
+    found = opened.find_model(workdirs["mpnet"])
     settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{found.path}'"]
     fitting, other = (gin_files.load(["continue.gin"], [*settings, f"Decoder.width={width}"]) for width in (24, 20))
     assert adoption.adopt_settings(fitting, found).experiment.model.decoder.width == 24
@@ -445,10 +444,10 @@ def test_an_existing_encoder_is_continued(copy_export, text, tmp_path):
     before, after = read_params(folder), read_params(tmp_path / "run")
     for path in before:
         assert before[path].shape == after[path].shape and np.abs(before[path] - after[path]).max() < 1e-4, path
-    longest = source.find_encoder(folder).length
-    assert source.find_encoder(tmp_path / "run").length == longest > 32
+    longest = opened.find_model(folder).length
+    assert opened.find_model(tmp_path / "run").length == longest > 32
     shutil.rmtree(folder)
-    assert source.find_encoder(tmp_path / "run").length == longest, "what the run recorded at its start"
+    assert opened.find_model(tmp_path / "run").length == longest, "what the run recorded at its start"
 
 
 def test_what_a_stranger_s_run_names_is_not_run(workdirs, tmp_path, monkeypatch, vocabulary):
@@ -478,5 +477,5 @@ def test_what_a_stranger_s_run_names_is_not_run(workdirs, tmp_path, monkeypatch,
     assert call("evaluate", f"--models={run}", f"--text={tmp_path}/a.txt", "--tokens=500").status == 0
     (run / "config.gin").write_text(record + "import trap\n")
     with pytest.raises(config.ConfigError, match=r"config\.gin"):
-        source.find_encoder(run)
+        opened.find_model(run)
     assert not (tmp_path / "sprung").exists()

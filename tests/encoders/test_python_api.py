@@ -116,7 +116,7 @@ def test_embeddings_are_cut_at_what_was_trained_or_where_the_command_says(workdi
     ],
 )
 def test_embed_refuses_before_the_work(workdirs, tmp_path, monkeypatch, content, output, message):
-    monkeypatch.setattr(maelm_jax.encoders.source, "find_encoder", None)
+    monkeypatch.setattr(maelm_jax.encoders.opened, "find_model", None)
     (tmp_path / "in.txt").write_bytes(content)
     (tmp_path / "f.npy").mkdir()
     with pytest.raises(config.ConfigError, match=message):
@@ -195,7 +195,7 @@ def test_an_encoder_is_pickled_after_use_and_is_equal_to_itself_only(workdirs, m
     vectors, predicted = encoder.encode(texts), encoder.fill_mask(texts)
     assert np.array_equal(pickle.loads(pickle.dumps(encoder)).encode(texts), vectors)
     assert encoder != other and encoder in {encoder: 1}
-    monkeypatch.setattr("maelm_jax.encoders.encoder.TEXTS_AT_ONCE", 2)
+    monkeypatch.setattr("maelm_jax.encoders.opened.TEXTS_AT_ONCE", 2)
     for one, part in zip(predicted, encoder.fill_mask(texts), strict=True):
         for candidates, again in zip(one, part, strict=True):
             assert [found.token for found in candidates] == [found.token for found in again]
