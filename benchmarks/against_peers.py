@@ -15,13 +15,15 @@ modernbert    ModernBertForMaskedLM in PyTorch, as its authors train it
 mpnet         MPNetForMaskedLM in PyTorch, as BERT: relative positions, as in our MAE-LM
 bert_recipe   BertForMaskedLM in PyTorch, with our mask rate, optimizer and schedule
 modernbert_recipe  ModernBertForMaskedLM in PyTorch, with the same
+modernbert_mask    as modernbert, but every selected token becomes [MASK]
+modernbert_ours    as modernbert_recipe, with the attention of our layers: full, theta 10,000
 mlm           our MLM with recipes/efficient.gin
 mlm_modern    the same with ModernBERT's layers (recipes/modern_layers.gin)
 mae_lm        our MAE-LM with recipes/efficient.gin
 mae_lm_cheap  the same with the cheap decoder (ablations/decoder_masked_only.gin)
 mae_lm_modern the same with ModernBERT's layers as well
 
-peer_training.py trains the first five, and says how. Ours are the command maelm_jax.train. All
+peer_training.py trains the PyTorch arms, and says how. Ours are the command maelm_jax.train. All
 arms read the same rows of 128 tokens in the same order, with the same vocabulary of 8,192 ids. The
 learning rates, the batch sizes and the scale of the initial weights of the PyTorch arms are chosen
 on the held-out text by short runs. Ours are those of the recipe.
@@ -32,6 +34,9 @@ seconds before the first step (`startup`) and the seconds of a step. The fastest
 counts, because other work on the machine only ever adds time. The number of steps follows from
 them: (--minutes x 60 - startup) / seconds of a step. The CPU seconds that the run then took are
 recorded too. On a quiet machine they are the same.
+
+With --steps all arms take that many steps of 16 rows instead: the same tokens for all. CPU seconds
+are recorded beside it.
 
 Files in --output: inputs/ (rows, their order, tokenizer.json, held-out rows with their masks),
 costs/ (a JSON a turn), choices/ (a JSON a short run), SIZE-ARM-sSEED.json (a JSON an arm), runs/
@@ -104,6 +109,8 @@ ARMS = {
     "modernbert": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
     "bert_recipe": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
     "modernbert_recipe": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
+    "modernbert_mask": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
+    "modernbert_ours": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
     "mlm": Arm(("--gin_file=mlm.gin",)),
     "mlm_modern": Arm(("--gin_file=mlm.gin", *MODERN_LAYERS)),
     "mae_lm": Arm(),
@@ -167,7 +174,7 @@ def main():
     """Runs what is missing."""
     args = parse_flags()
     write_inputs(args)
-    variants = [(arm, size) for arm in args.arms for size in ARMS[arm].batch_sizes]
+    variants = [(arm, size) for arm in args.arms for size in batch_sizes(args, arm)]
     for turn in range(TURNS):
         run_on_cores(args.cores, [(measure_cost, args, turn, *variant) for variant in variants])
     print_costs(args, variants)
@@ -177,6 +184,11 @@ def main():
     run_on_cores(
         args.cores, [(train_and_score, args, arm, seed) for seed in args.seeds for arm in args.arms]
     )
+
+
+def batch_sizes(args: argparse.Namespace, arm: str) -> tuple[int, ...]:
+    """Returns the rows a step that an arm tries."""
+    return (OUR_BATCH_SIZE,) if args.steps else ARMS[arm].batch_sizes
 
 
 def run_on_cores(cores: list[int], jobs: list[tuple]):
@@ -208,7 +220,7 @@ def write_inputs(args: argparse.Namespace):
 
     folder = args.output / "inputs"
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {name: getattr(args, name) for name in ("text", "heldout", "minutes")}
+    settings = {name: getattr(args, name) for name in ("text", "heldout", "minutes", "steps")}
     record = folder / "settings.json"
     if record.exists() and json.loads(record.read_text()) != settings:
         sys.exit(f"{args.output} was begun with other settings ({record}): give another --output")
@@ -428,6 +440,8 @@ def choose(args: argparse.Namespace, arm: str, core: int) -> Choice:
     rates = list(ARMS[arm].rates)
     if not rates:
         return Choice(OUR_BATCH_SIZE)
+    if args.peers_choice:
+        return Choice(OUR_BATCH_SIZE, *args.peers_choice)
     seconds = args.minutes * 60 * SHORT_RUN_SHARE
 
     def loss_of(choice: Choice) -> float:
@@ -436,6 +450,8 @@ def choose(args: argparse.Namespace, arm: str, core: int) -> Choice:
         record = args.output / "choices" / f"{name}.json"
         if not record.exists():
             steps = cost_of(args, arm, choice.batch_size).steps(seconds)
+            if args.steps:
+                steps = round(args.steps * SHORT_RUN_SHARE)
             folder = args.output / "runs" / f"choice-{name}"
             points = measure(args, Plan(arm, args.size, 0, choice, steps, 10**6, folder), core)
             loss = json.loads((folder / "peer.json").read_text())["checked_loss"]
@@ -444,8 +460,8 @@ def choose(args: argparse.Namespace, arm: str, core: int) -> Choice:
             shutil.rmtree(folder)
         return json.loads(record.read_text())["loss"]
 
-    middle = Choice(ARMS[arm].batch_sizes[0], rates[1], INITIALIZER_RANGES[0])
-    best = min((middle._replace(batch_size=n) for n in ARMS[arm].batch_sizes), key=loss_of)
+    middle = Choice(batch_sizes(args, arm)[0], rates[1], INITIALIZER_RANGES[0])
+    best = min((middle._replace(batch_size=n) for n in batch_sizes(args, arm)), key=loss_of)
     best = min((best._replace(initializer_range=std) for std in INITIALIZER_RANGES), key=loss_of)
     for _ in range(3):
         best = min((best._replace(learning_rate=rate) for rate in rates), key=loss_of)
@@ -469,7 +485,7 @@ def train_and_score(args: argparse.Namespace, arm: str, seed: int, core: int):
         return
     choice = choose(args, arm, core)  # from the short runs, which are finished
     cost = cost_of(args, arm, choice.batch_size)
-    steps = cost.steps(args.minutes * 60)
+    steps = args.steps or cost.steps(args.minutes * 60)
     plan = Plan(arm, args.size, seed, choice, steps, steps // CHECKPOINTS, folder)
     measured = folder.with_name(f"{name}-measured.json")
     if not measured.exists():
@@ -479,7 +495,7 @@ def train_and_score(args: argparse.Namespace, arm: str, seed: int, core: int):
     scores = score(args, folder, core)
     points = json.loads(measured.read_text())["points"]
     content = describe(args, plan, cost, scores) | {
-        "budget_seconds": args.minutes * 60,
+        "budget_seconds": None if args.steps else args.minutes * 60,
         "cpu_seconds": points[-1][1],
         "measured": points,
     }
@@ -577,6 +593,14 @@ def parse_flags() -> argparse.Namespace:
     flags.add_argument("--seeds", default="0", help="default: 0")
     flags.add_argument("--size", choices=CONFIGS, default="4x128", help="layers x width")
     flags.add_argument("--minutes", type=float, default=30.0, help="CPU time of an arm")
+    flags.add_argument("--steps", type=int, help="of every arm, instead of --minutes")
+    flags.add_argument(
+        "--peers_choice",
+        type=float,
+        nargs=2,
+        metavar=("RATE", "SCALE"),
+        help="learning rate and initial weights of the PyTorch arms; default: by short runs",
+    )
     flags.add_argument("--costs_only", action="store_true", help="measure steps, train nothing")
     flags.add_argument("--cores", default="0", help="cores, each for one arm at a time")
     flags.add_argument("--output", type=pathlib.Path, required=True, help="folder to write")

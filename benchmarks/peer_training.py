@@ -20,6 +20,10 @@ bert_recipe  BertForMaskedLM with the mask rate (40%, always [MASK]), the optimi
              recipes/efficient.gin.
 modernbert_recipe  ModernBertForMaskedLM with the same. Its queries, keys and values are one matrix
              for Muon, and so are its two matrices of the feed-forward block.
+modernbert_mask  As modernbert, but each selected token becomes [MASK], as it is scored.
+modernbert_ours  As modernbert_recipe, with full attention in every layer and theta 10,000, as our
+             recipes/modern_layers.gin. ModernBERT's config has windows of 64 tokens to each side in
+             two of three layers, and theta 160,000 in the others.
 
 All: no dropout, because most rows are read once or twice; gradients clipped to a global norm of 1
 (2 in the recipe); scaled_dot_product_attention (MPNet has none); one thread; fused AdamW;
@@ -137,6 +141,12 @@ def make_model(args: argparse.Namespace, special: dict, length: int) -> torch.nn
             shape |= {"max_position_embeddings": length + special["pad"] + 1}
             return transformers.MPNetForMaskedLM(transformers.MPNetConfig(**shape))
         return transformers.BertForMaskedLM(transformers.BertConfig(**shape))
+    if args.arm == "modernbert_ours":
+        full = {"rope_type": "default", "rope_theta": 10_000.0}
+        shape |= {
+            "layer_types": ["full_attention"] * args.layers,
+            "rope_parameters": {"full_attention": full, "sliding_attention": full},
+        }
     return transformers.ModernBertForMaskedLM(
         transformers.ModernBertConfig(
             # Its feed-forward block has three matrices: as many parameters as BERT's with two.
@@ -159,13 +169,17 @@ def mask_tokens(ids: torch.Tensor, arm: str, special: dict) -> tuple[torch.Tenso
         arm: Decides how many tokens are selected, and what replaces them.
         special: Ids of special tokens, which are never selected.
     """
-    rate = 0.40 if is_recipe(arm) else {"modernbert": 0.30}.get(arm, 0.15)
+    rate = 0.15
+    if arm.startswith("modernbert"):
+        rate = 0.30
+    if is_recipe(arm):
+        rate = 0.40
     names = ("bos", "pad", "eos", "unk", "mask")
     never = torch.tensor([special[name] for name in names], device=DEVICE)
     selected = (torch.rand(ids.shape, device=DEVICE) < rate) & ~torch.isin(ids, never)
     labels = torch.where(selected, ids, -100)
     inputs = torch.where(selected, special["mask"], ids)
-    if not is_recipe(arm):
+    if not is_recipe(arm) and arm != "modernbert_mask":
         kind = torch.rand(ids.shape, device=DEVICE)
         inputs = torch.where(
             selected & (kind < 0.2), torch.randint_like(ids, special["size"]), inputs
@@ -200,7 +214,7 @@ def make_optimizers(args: argparse.Namespace, model: torch.nn.Module) -> list:
         )
         return [muon, adamw]
     decay, betas, epsilon = 0.01, (0.9, 0.999), 1e-8
-    if args.arm == "modernbert":
+    if args.arm.startswith("modernbert"):
         decay, betas, epsilon = 1e-5 / args.learning_rate, (0.9, 0.98), 1e-6
     groups = [
         {"params": [p for p in parameters.values() if p.ndim == 2], "weight_decay": decay},
@@ -216,12 +230,12 @@ def rate_factor(arm: str, step: int, steps: int, warmup: int) -> float:
     if arm in ("bert", "mpnet"):
         return (steps - step) / (steps - warmup)
     left = min((steps - step) / (DECAY_SHARE * steps), 1.0)
-    return 1 - (1 - left) ** 0.5 if arm == "modernbert" else left
+    return left if is_recipe(arm) else 1 - (1 - left) ** 0.5
 
 
 def is_recipe(arm: str) -> bool:
     """Returns whether the arm has the settings of recipes/efficient.gin."""
-    return arm.endswith("_recipe")
+    return arm.endswith(("_recipe", "_ours"))
 
 
 def save(model: torch.nn.Module, args: argparse.Namespace, step: int):
@@ -254,8 +268,7 @@ def parse_flags() -> argparse.Namespace:
     flags = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arms = ("bert", "mpnet", "modernbert", "bert_recipe", "modernbert_recipe")
-    flags.add_argument("--arm", choices=arms, required=True)
+    flags.add_argument("--arm", required=True, help="one of those above")
     flags.add_argument("--inputs", type=pathlib.Path, required=True, help="prepared inputs")
     flags.add_argument("--output", type=pathlib.Path, required=True, help="folder to write")
     flags.add_argument("--steps", type=int, required=True, help="length of the run")
