@@ -375,6 +375,9 @@ class Masking(Settings):
             "strategy_parameters are arguments of Masking.strategy, which is None",
         )
 
+    def __hash__(self) -> int:  # a dict has none, and programs are compiled once for an Objective
+        return hash(repr(self))
+
 
 @declare
 class Objective(Settings):

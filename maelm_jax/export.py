@@ -91,7 +91,7 @@ def _export(args: argparse.Namespace, step: int | None, output: str):
     from maelm_jax.encoders import card, export, opened, results, verify
 
     metadata = dict(_metadata(entry) for entry in args.metadata)
-    loaded = opened.load_model(args.workdir, step)
+    loaded = opened.find_model(args.workdir, step).read()
     export.check_format(args.format, loaded, str(args.workdir))
     if args.dtype == "bfloat16":
         loaded = loaded.round_weights()  # what is compared with the folder

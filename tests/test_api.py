@@ -7,13 +7,13 @@ from testing import ROOT
 
 import maelm_jax
 from maelm_jax import config
-from maelm_jax.encoders import encoder
+from maelm_jax.encoders import opened
 from maelm_jax.finetuning import classifier
 
 PAGE = (ROOT / "docs" / "api.md").read_text()
 CALLS = re.findall(r"^\| `([\w.]+)(\(.*?\))` \|", PAGE, re.MULTILINE)
-CLASSES = {"Encoder": encoder.Encoder, "Classifier": classifier.Classifier}
-TUPLES = {"Candidate": encoder.Candidate, "Prediction": classifier.Prediction}
+CLASSES = {"Encoder": opened.OpenedModel, "Classifier": classifier.Classifier}
+TUPLES = {"Candidate": opened.Candidate, "Prediction": classifier.Prediction}
 
 
 def arguments(function) -> str:

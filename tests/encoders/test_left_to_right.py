@@ -101,7 +101,7 @@ def test_an_export_with_a_decoder_scores_both_ways_as_its_run(runs, tmp_path):
     folder = tmp_path / "out"
     assert export.main([f"--workdir={runs['mae_lm']}", f"--output={folder}"]) == 0
     found = opened.find_model(folder)
-    assert found.objective.causal_share == 0.25 and found.decoder is not None
+    assert found.objective.causal_share == 0.25 and found.model.decoder is not None
     ours, theirs = found.read(), opened.find_model(runs["mae_lm"]).read()
     for one, other in ((ours, theirs), (ours.left_to_right(), theirs.left_to_right())):
         assert (pairs.log_likelihoods(one, SENTENCES) == pairs.log_likelihoods(other, SENTENCES)).all()

@@ -188,7 +188,7 @@ def test_the_loss_is_the_mean_over_labelled_words(pretrained, vocabulary):
     )
     assert [float(value.count) for value in (none, first, second, both)] == [0, 1, 1, 2]
     assert float(none.loss_nats) == 0 and float(both.loss_nats) == pytest.approx(float(first.loss_nats + second.loss_nats))
-    np.testing.assert_allclose(sums(6, [-1, 2, 0, -1, -1, -1], 16), both, rtol=1e-5)
+    np.testing.assert_allclose(sums(6, [-1, 2, 0, -1, -1, -1], 16)[:3], both[:3], rtol=1e-5)
 
 
 def run(files, pretrained, workdir, *more) -> int:

@@ -41,9 +41,9 @@ class RowLength(objectives.MaskedTokens):
 
 
 def train(text, folder, monkeypatch, has_head: bool):
-    def create(experiment, vocabulary_size, special):
-        definition = maelm.create(experiment.model, vocabulary_size, special)
-        return RowLength(experiment, vocabulary_size, special, definition, has_head)
+    def create(experiment, vocabulary_size, special, target=None, strategy=None):
+        definition = maelm.create(experiment.model, vocabulary_size, special, target)
+        return RowLength(experiment, vocabulary_size, special, definition, target, strategy, has_head)
 
     monkeypatch.setattr(objectives, "create", create)
     short = ("TRAIN_STEPS=12", "Run.eval_every=12", "Run.rank_every=0", "Run.checkpoint_every=12", "Dropout.hidden=0.0")
