@@ -17,6 +17,7 @@ CSV_COLUMNS = (
     *("difference", "pairs", "p", "baseline"),
 )
 SIGNIFICANT = 0.05
+ROUNDING = 1e-9  # points: differences that are closer to each other are equal
 # The columns of AVG, which is the paper's average of GLUE.
 AVERAGED = (
     "MNLI-m accuracy",
@@ -122,10 +123,10 @@ def compare(value: dict, first: dict) -> Comparison | None:
     differences = np.array([own[seed] - base[seed] for seed in own if seed in base])
     if not len(differences):
         return None
-    mean, count, p = float(differences.mean()), len(differences), None
-    if count > 1 and (spread := differences.std(ddof=1)) > 0:
-        p = float(2 * scipy.stats.t.sf(abs(mean) / (spread / count**0.5), count - 1))
-    return Comparison(mean, count, p)
+    p = None
+    if np.ptp(differences) > ROUNDING:
+        p = float(scipy.stats.ttest_1samp(differences, 0.0).pvalue)
+    return Comparison(float(differences.mean()), len(differences), p)
 
 
 def csv_text(reports: Reports) -> str:
@@ -242,7 +243,7 @@ def _value_text(value: dict | None) -> str:
 def _cells_table(report: dict) -> str:
     """Returns the scores of all cells of one grid."""
     names = ("median", "least", "highest")
-    header = (centre({"": {"": report}}), *names[1:])
+    header = "mean" if report["seeds"] == 2 else "median", *names[1:]
     lines = [
         (
             cell["name"],
@@ -281,10 +282,9 @@ def read(workdir: Workdir) -> Reports:
 def figure_of(values: dict[str, dict[str, dict]], centre: str = "median"):
     """Returns a matplotlib Figure of the differences to the first encoder, by column.
 
-    A marker is the median of an encoder minus the median of the first one, or the mean if that is
-    the name of the `centre`. Its bar extends from
-    the lowest to the highest seed of the encoder. The title names the columns that are left out,
-    because some encoder does not have them.
+    A marker is the median of an encoder minus the median of the first one. Labels call the median
+    `centre`. The bar extends from the lowest to the highest seed of the encoder. The title names
+    the columns that are left out, because some encoder does not have them.
     """
     pyplot = plotting.pyplot()
     first, base = next(iter(values.items()))

@@ -87,6 +87,11 @@ def test_only_common_seeds_are_paired():
     assert table.compare({"median": 5.0}, {"by_seed": {"1": 4.0}}) is None
 
 
+def test_differences_that_are_equal_but_for_rounding_have_no_p():
+    assert 0.3 - 0.2 != 0.4 - 0.3
+    assert table.compare({"by_seed": {"1": 0.3, "2": 0.4}}, {"by_seed": {"1": 0.2, "2": 0.3}}).p is None
+
+
 def test_the_latex_table_marks_what_differs_and_escapes_names(tmp_path):
     table.write(SEEDED, Workdir(tmp_path))
     text = (tmp_path / "table.tex").read_text()
