@@ -37,17 +37,12 @@ writes every number as JSON. Exit status: 0 done, 2 wrong input, 1 anything else
 """
 
 import argparse
-import collections.abc
 import functools
 import json
 import os
 import pathlib
-import typing
 
 from maelm_jax import cli, config, gin_files, storage, tables
-
-if typing.TYPE_CHECKING:
-    from maelm_jax.encoders.opened import OpenedModel
 
 HEADER = (
     "model",
@@ -138,13 +133,15 @@ def _score_pairs(args: argparse.Namespace) -> int:
 
 def _probe(args: argparse.Namespace) -> int:
     """Scores linear probes of the models. Returns the exit status."""
+    from maelm_jax.encoders.opened import load_model
     from maelm_jax.measuring import pairs, probe, scoring
     from maelm_jax.training import checkpoint
 
     tasks = [probe.read(folder) for folder in cli.listed("--probe", args.probe)]
     encoders = {}
     for path in cli.listed("--models", args.models):
-        for encoder in _encoders(path, args):
+        open_encoder = functools.partial(load_model, path)
+        for encoder in checkpoint.read_each(_steps(path, args), open_encoder):
             name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
             encoders[name] = encoder
     scores = []
@@ -182,14 +179,6 @@ def _score_floor(path: str, read: list, args: argparse.Namespace) -> dict:
     fresh = scoring.with_fresh_weights(encoder)
     scores["fresh weights"] = pairs.score(fresh, read, "fresh weights", args.temperature)
     return scores
-
-
-def _encoders(path: str, args: argparse.Namespace) -> "collections.abc.Iterator[OpenedModel]":
-    """Loads a model at each step that is measured. What its run prunes before is left out."""
-    from maelm_jax.encoders.opened import load_model
-    from maelm_jax.training import checkpoint
-
-    return checkpoint.read_each(_steps(path, args), functools.partial(load_model, path))
 
 
 def _steps(path: str, args: argparse.Namespace) -> list[int | None]:
