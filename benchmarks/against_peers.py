@@ -449,9 +449,10 @@ def choose(args: argparse.Namespace, arm: str, core: int) -> Choice:
         name = "-".join([args.size, arm, *(f"{letter}{value:g}" for letter, value in values)])
         record = args.output / "choices" / f"{name}.json"
         if not record.exists():
-            steps = cost_of(args, arm, choice.batch_size).steps(seconds)
             if args.steps:
                 steps = round(args.steps * SHORT_RUN_SHARE)
+            else:
+                steps = cost_of(args, arm, choice.batch_size).steps(seconds)
             folder = args.output / "runs" / f"choice-{name}"
             points = measure(args, Plan(arm, args.size, 0, choice, steps, 10**6, folder), core)
             loss = json.loads((folder / "peer.json").read_text())["checked_loss"]
