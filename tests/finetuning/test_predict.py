@@ -136,7 +136,7 @@ def test_settings_that_differ_from_the_run_are_refused(workdir, tmp_path):
     """Other names of the classes would stand over the same columns."""
     path = pairs(tmp_path / "test.tsv", 3)
     for setting in ("Finetune.tasks=sst2", "Grid.learning_rate=1", "CustomTask.labels=('yes','no')", "CustomTask.columns=('a','b')"):
-        with pytest.raises(config.ConfigError):
+        with pytest.raises(config.ConfigError, match=f"{setting.partition('=')[0]}.* -> "):
             label(workdir, path, f"--gin.{setting}")
     assert label(workdir, path, "--gin.CustomTask.label=kind") == 0
 
