@@ -339,10 +339,10 @@ def open_outputs():
 
 
 def _report_unraisable(unraisable: typing.Any):
-    """Prints an error of a callback that nobody can catch, except one of a save that has failed.
+    """Prints an error that Python cannot raise, as in a callback of a library.
 
-    TensorStore reports every write that ends after the first one has failed to a loop that is
-    closed. Orbax raises the error of the first.
+    When a write of a checkpoint fails, Orbax raises its error. TensorStore reports the writes that
+    end later to an event loop that is closed by then. These errors are left out.
     """
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)

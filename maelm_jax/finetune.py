@@ -33,8 +33,8 @@ DATA_DIR is the folder of GLUE's folders or of SQuAD's files. Without it, data c
 The workdir of a run holds results.json, predictions, metrics.jsonl, config.gin, vocabulary/,
 inputs.json (fingerprint of the data and checkpoint step of RUN) and checkpoints/ with the best
 parameters. A grid or table has one such folder for each run, and table.md, .csv, .tex and .json.
-With two encoders or more it also has differences.png. In a grid, only the chosen cell keeps its
-checkpoints. Finished runs are skipped. The exit status is that of maelm_jax.train.
+With two encoders or more it also has differences.png and .pdf. In a grid, only the chosen cell
+keeps its checkpoints. Finished runs are skipped. The exit status is that of maelm_jax.train.
 """
 
 import argparse

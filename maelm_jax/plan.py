@@ -14,8 +14,8 @@ Show memory and collectives on 8 simulated CPU devices:
     python -m maelm_jax.plan --gin_file=tiny.gin --topology=cpu:8
 
 h200:4x8 is 4 hosts with 8 GPUs each. A slice may also have the cloud's name: v5litepod-256 or
-v5e-256. Without --each_layer the layers are in a loop, which compiles faster. A run compiles each
-layer by itself, is faster and needs less memory than that.
+v5e-256. Without --each_layer the layers are in a loop, which compiles faster. A run on TPUs and
+GPUs compiles each layer by itself. Its steps are faster, and need less memory, than this plan says.
 Memory and collectives are facts about the compiled program.
 Time is an estimate: the time to compute plus the time to send the bytes. Nothing overlaps in it,
 and waiting for data is left out. On a TPU, computing comes from the compiler's cycles. The compiler
