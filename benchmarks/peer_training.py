@@ -268,7 +268,9 @@ def parse_flags() -> argparse.Namespace:
     flags = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    flags.add_argument("--arm", required=True, help="one of those above")
+    modernbert = ("modernbert", *(f"modernbert_{kind}" for kind in ("recipe", "mask", "ours")))
+    arms = ("bert", "mpnet", "bert_recipe", *modernbert)
+    flags.add_argument("--arm", choices=arms, required=True)
     flags.add_argument("--inputs", type=pathlib.Path, required=True, help="prepared inputs")
     flags.add_argument("--output", type=pathlib.Path, required=True, help="folder to write")
     flags.add_argument("--steps", type=int, required=True, help="length of the run")

@@ -33,7 +33,7 @@ case $type in v5litepod-*) software=v2-alpha-tpuv5-lite ;; v5p-*) software=v2-al
 flags=$(printf ' %q' "$@") extras=tpu,bucket,data
 read -ra create <<<"${CREATE:-}"
 patience=${PATIENCE:-24}
-[[ $patience =~ ^[0-9]+$ ]] ||
+[[ $patience =~ ^(0|[1-9][0-9]*)$ ]] ||
   { echo "error: PATIENCE=$patience is no number of hours; give a whole number" >&2; exit 2; }
 case " $*" in *" --gin.Corpus.rows_dir="[gs][s3]://*) extras=tpu,bucket ;; esac
 scratch=$(mktemp -d) started='' tries=0 waited=0 failed=0

@@ -39,12 +39,13 @@ T = typing.TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-def _has_no_traceback(record: logging.LogRecord) -> bool:
-    return not record.exc_info
+def _is_no_traceback_of_orbax(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and "orbax" in record.pathname)
 
 
-# Orbax logs a traceback in each of its threads, and then raises the error.
-logging.getLogger("absl").addFilter(_has_no_traceback)
+# Orbax logs a traceback in each of its threads, and then raises the error. Other libraries log here
+# too.
+logging.getLogger("absl").addFilter(_is_no_traceback_of_orbax)
 
 
 class NoSuchStep(ConfigError):
