@@ -375,8 +375,8 @@ class Masking(Settings):
             "strategy_parameters are arguments of Masking.strategy, which is None",
         )
 
-    def __hash__(self) -> int:  # a dict has none, and programs are compiled once for an Objective
-        return hash(repr(self))
+    def __hash__(self) -> int:  # without the dict, which has none: an Objective is a key
+        return hash((self.rate, self.heldout_rate, self.unit, self.strategy))
 
 
 @declare

@@ -121,7 +121,7 @@ def load(
 
 def _find_macro_uses(text: str) -> set[str]:
     """Returns the names of the macros in gin text. A %NAME within a string is none."""
-    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return {name.string for sign, name in itertools.pairwise(tokens) if sign.string == "%"}
 
 

@@ -27,8 +27,8 @@ SPAN_ENDS = 0.2
 
 # (ids of a row [L], its segments [L]) -> a weight for each token [L]: how likely it is masked,
 # relative to the others. A token of weight 0 is not masked.
-ARGUMENTS = ("ids", "segments", "tokens")  # of the function of `Masking.strategy`
 Strategy = collections.abc.Callable[[Int[Array, " L"], Int[Array, " L"]], Float[Array, " L"]]
+STRATEGY_ARGUMENTS = ("ids", "segments", "tokens")  # of the function of `Masking.strategy`
 
 
 def bind_strategy(

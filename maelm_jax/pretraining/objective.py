@@ -94,8 +94,7 @@ class MaskedTokens:
 
     def evaluated(self) -> "MaskedTokens":
         """Returns the objective of evaluations: its mask rate is the held-out one."""
-        settings = self.experiment.evaluated
-        return create(settings, self.vocabulary_size, self.special, self.target, self.strategy)
+        return dataclasses.replace(self, experiment=self.experiment.evaluated)
 
     def left_to_right(self) -> "MaskedTokens":
         """Returns the objective of next tokens, with the encoder and the head of this model."""
@@ -155,6 +154,10 @@ class HybridRows(MaskedTokens):
         weight = self.experiment.objective.masking.rate
         sums = (x + weight * y for x, y in zip(masked[:3], causal[:3], strict=True))
         return loss.Sums(*sums, causal.loss_nats, causal.count)
+
+    def evaluated(self) -> MaskedTokens:
+        """Returns the objective of evaluations, in which all rows are masked."""
+        return MaskedTokens(**vars(self)).evaluated()
 
 
 class AbstractStep(typing.NamedTuple):

@@ -47,7 +47,10 @@ def load_own_parts(experiment: config.Experiment) -> OwnParts:
     strategy = schedule = None
     if masks.strategy:
         strategy = own_parts.load_function(
-            "Masking.strategy", masks.strategy, masking.ARGUMENTS, masks.strategy_parameters
+            "Masking.strategy",
+            masks.strategy,
+            masking.STRATEGY_ARGUMENTS,
+            masks.strategy_parameters,
         )
     if config.names_own_code(optimizer.schedule):
         schedule = own_parts.load_function(
@@ -73,8 +76,7 @@ def pretrain(
     The caller holds the lock of the workdir, which may be in a bucket. Until everything that can be
     wrong input is checked, nothing in the workdir changes but the names of damaged checkpoints.
     `parts` are those of `load_own_parts`. `began` is time.perf_counter() at the start of the
-    command. `profiled_steps` are traced by
-    JAX's profiler.
+    command. `profiled_steps` are traced by JAX's profiler.
 
     Raises:
         ConfigError: Settings, data or a checkpoint do not fit.

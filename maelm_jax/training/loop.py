@@ -21,7 +21,7 @@ from maelm_jax import config, progress
 from maelm_jax.training import checkpoint, distributed, metrics, optimizers, profiling
 
 RECENT_STEPS = 50  # whose mean time the progress bar takes for that of the steps to come
-TIMED_STEPS = 5  # after which the time of the run is estimated
+TIMED_STEPS = 5  # below RECENT_STEPS; after them the time of the run is estimated
 SHORT_RUN = 300.0  # seconds; the time of a shorter run is not printed
 
 
@@ -316,8 +316,6 @@ class StepLog:
     ):
         self.timer = StepTimer()
         self._job, self._writer, self._checkpoints = job, writer, checkpoints
-        self._is_compiling = True
-        self._first_seconds: list[float] = []  # of the first timed steps
         self._recent_seconds: collections.deque[float] = collections.deque(maxlen=RECENT_STEPS)
         self._shown: dict[str, str] = {}  # behind the progress bar
         self._bar = StepBar(
@@ -344,15 +342,14 @@ class StepLog:
         seconds = self.timer.step_done()
         self._shown["loss"] = f"{numbers['loss']:.3f}"
         self._bar.set_postfix(self._shown, refresh=False)
-        if seconds is not None:
+        if seconds is None:  # the first step, with compilation
+            self._bar.set_description("training", refresh=False)
+            self._bar.update(1)
+            self._bar.refresh()  # shows the first loss
+        else:
             self._recent_seconds.append(seconds)
             self._bar.step_seconds = float(np.mean(self._recent_seconds))
-        if self._is_compiling:
-            self._bar.set_description("training", refresh=False)
-        self._bar.update(1)
-        if self._is_compiling:
-            self._is_compiling = False
-            self._bar.refresh()  # shows the first loss
+            self._bar.update(1)
         if not (math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"])):
             with contextlib.suppress(Exception):  # a checkpoint that cannot be written is not good
                 self._checkpoints.wait()
@@ -362,15 +359,13 @@ class StepLog:
                 f"stopped; the last good checkpoint is step {newest}. "
                 "A lower learning rate may help"
             )
-        if seconds is not None and len(self._first_seconds) < TIMED_STEPS:
-            self._first_seconds.append(seconds)
-            if len(self._first_seconds) == TIMED_STEPS:
-                self._print_duration(step)
+        if len(self._recent_seconds) == TIMED_STEPS:
+            self._print_duration(step)
         return numbers
 
     def _print_duration(self, step: int):
         """Prints how long the steps after `step` will take, on process 0."""
-        seconds, left = float(np.median(self._first_seconds)), self._job.run.train_steps - step
+        seconds, left = float(np.median(self._recent_seconds)), self._job.run.train_steps - step
         if seconds * left >= SHORT_RUN and not jax.process_index():
             duration = self._bar.format_interval(round(seconds * left))
             self.print(

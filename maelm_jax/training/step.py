@@ -113,7 +113,7 @@ def _gradient_on_device(
 def _microbatches(rows, count: int):
     """Divides the rows of a tree of arrays: a new first axis counts the microbatches.
 
-    The rows of a microbatch follow each other, so that each has its share of causal rows.
+    The rows of a microbatch follow each other, so that the same rows are causal for any `count`.
     """
     return jax.tree.map(lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), rows)
 

@@ -62,32 +62,21 @@ def train(settings, steps=2):
     return results
 
 
-def predict(model, params, ids):
-    """(float32 logits, masked slots) of next tokens."""
-    settings = experiment(model).left_to_right
-    objective = objectives.create(settings, 100, SPECIAL)
-    row_keys = keys.make_row_keys(jax.random.key(0), jnp.arange(len(ids), dtype=jnp.uint32))
-    sizes = masking.budget(settings.objective, LENGTH)
-    inputs = masking.draw(row_keys, ids, settings.objective, sizes, SPECIAL)
-    return maelm.apply(objective.definition.graph, maelm.encoder_and_head(params))(inputs), inputs.masked_slots
-
-
 @MODELS
 def test_a_causal_row_sees_no_later_token(model):
     _, params = create(experiment(model))
     ids = np.random.default_rng(0).permutation(np.arange(4, 36)).reshape(1, LENGTH).astype(np.int32)
     ids[0, [0, 12]], ids[0, [11, 31]] = 0, 2
-    _, slots = predict(model, params, jnp.asarray(ids))
-    slots = np.asarray(slots)[0]
+    settings = experiment(model).left_to_right
+    graph = maelm.create(settings.model, 100, SPECIAL).graph
+    row_keys = keys.make_row_keys(jax.random.key(0), jnp.arange(1, dtype=jnp.uint32))
+    inputs = masking.draw(row_keys, jnp.asarray(ids), settings.objective, masking.budget(settings.objective, LENGTH), SPECIAL)
+    slots = np.asarray(inputs.masked_slots)[0]
     expected = [slot for slot in range(LENGTH) if ids[0, slot] > 3]
     assert slots[: len(expected)].tolist() == expected and (slots[len(expected) :] == LENGTH).all()
 
     def states(table):  # of which the logits are products with the table
         changed = params | {"encoder": params["encoder"] | {"token_embedding": table}}
-        graph = maelm.create(experiment(model).left_to_right.model, 100, SPECIAL).graph
-        objective = experiment(model).left_to_right.objective
-        row_keys = keys.make_row_keys(jax.random.key(0), jnp.arange(1, dtype=jnp.uint32))
-        inputs = masking.draw(row_keys, jnp.asarray(ids), objective, masking.budget(objective, LENGTH), SPECIAL)
         return maelm.apply(graph, maelm.encoder_and_head(changed)).predict(inputs).states[0, : len(expected)] @ jnp.arange(32.0)
 
     # Each id of text stands at one slot: the gradient of its row is that of the slot.
