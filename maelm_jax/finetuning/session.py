@@ -153,7 +153,7 @@ class Session:
             model.mesh,
         )
         self.compiled: dict[tuple[int, int], jax.stages.Compiled] = {}  # by rows and length
-        self._monitors: dict[config.Masking, monitor.RankMonitor] = {}
+        self._monitors: dict[config.Objective, monitor.RankMonitor] = {}
 
     def outputs(self, params: dict, lengths: list[int]) -> dict:
         """Returns {name of the dev set: `Model.outputs` of its examples}."""
