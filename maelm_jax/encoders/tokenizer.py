@@ -6,7 +6,7 @@ accents in an order that is not canonical in Unicode, SentencePiece composes few
 
 How special tokens in a text are read: tokens that a user added are tokens everywhere. The model's
 own five (`<s>`, `<pad>`, `</s>`, `<unk>`, `<mask>`, or their names in BERT) are ordinary text,
-except in `Encoder.fill_mask`. An exported tokenizer reads them as tokens, because
+except in `OpenedModel.fill_mask`. An exported tokenizer reads them as tokens, because
 pipeline("fill-mask") needs it. `tokenizer(text, split_special_tokens=True)` reads them as text.
 """
 

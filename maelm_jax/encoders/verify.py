@@ -70,22 +70,20 @@ class Report(typing.NamedTuple):
     largest_value: float
 
 
-def verify(
-    format: str, folder: pathlib.Path, encoder: OpenedModel, original: str | None = None
-) -> list[Report]:
+def verify(format: str, folder: pathlib.Path, encoder: OpenedModel) -> list[Report]:
     """Reads an exported folder back and compares it with JAX.
 
     The ids of the tokenizer, and every parameter in `model.pt`, must be equal. Hidden states and
-    logits must agree within TOLERANCE. If `original`, the folder that the encoder was read from,
-    has a tokenizer.json, its tokenizer must give the same ids too.
+    logits must agree within TOLERANCE. If the folder that the encoder was read from has a
+    tokenizer.json, its tokenizer must give the same ids too.
 
     Raises:
         RunError: The folder does not compute what JAX computes.
     """
     encoder = encoder.replace(model=dataclasses.replace(encoder.model, compute=config.Compute()))
     if format == "huggingface":
-        if original and pathlib.Path(original, "tokenizer.json").is_file():
-            _compare_with_original(original, encoder)
+        if pathlib.Path(encoder.path, "tokenizer.json").is_file():
+            _compare_with_original(encoder)
         return _verify_stock(folder, encoder)
     return _verify_tensors(folder, encoder)
 
@@ -213,17 +211,17 @@ def _compare_tokenizer(folder: pathlib.Path, encoder: OpenedModel):
         )
 
 
-def _compare_with_original(original: str, encoder: OpenedModel):
-    """Raises RunError unless the tokenizer of a stock folder gives the ids of the vocabulary."""
+def _compare_with_original(encoder: OpenedModel):
+    """Raises RunError unless the tokenizer of its stock folder gives the ids of the vocabulary."""
     import transformers
 
-    stock, vocabulary = transformers.AutoTokenizer.from_pretrained(original), encoder.vocabulary
+    stock, vocabulary = transformers.AutoTokenizer.from_pretrained(encoder.path), encoder.vocabulary
     texts = sample_texts()
     for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
         theirs = stock(text, split_special_tokens=True)["input_ids"]
         if theirs != [vocabulary.bos, *ids, vocabulary.eos]:
             raise config.RunError(
-                f"verification failed: the tokenizer of {original} gives other ids to "
+                f"verification failed: the tokenizer of {encoder.path} gives other ids to "
                 f"{text!r:.80} than maelm_jax: its tokenizer_config.json may contradict its "
                 "tokenizer.json; nothing was written"
             )
