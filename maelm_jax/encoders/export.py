@@ -84,6 +84,14 @@ def _check_stock_settings(encoder: "OpenedModel"):
         )
 
 
+def find_causal_class(encoder: "OpenedModel") -> str | None:
+    """Returns the stock class that reads an encoder of both objectives left to right, or None."""
+    family = families.choose_family(encoder.model.encoder)
+    if decoder_file.is_in(encoder) or not (encoder.objective.causal_share and family.causal_class):
+        return None
+    return family.class_name + family.causal_class
+
+
 def write(
     format: str, folder: pathlib.Path, encoder: "OpenedModel", dtype: str = "float32"
 ) -> Written:

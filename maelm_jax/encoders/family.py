@@ -177,6 +177,11 @@ class FineTunedHead:
         return entries
 
 
+def is_headless(class_name: str) -> bool:
+    """Returns whether a stock class is the encoder alone: BertModel, but not BertLMHeadModel."""
+    return class_name.endswith("Model") and not class_name.endswith("LMHeadModel")
+
+
 def find_head(params: dict[str, np.ndarray], results: Results | None) -> FineTunedHead | None:
     """Returns the head among the parameters {path: array}; None for a pretraining run.
 
@@ -288,9 +293,8 @@ class Family:
     def find_unsupported(self, content: dict[str, typing.Any]) -> list[str]:
         """Returns the entries of a config.json with which the encoder is not computed here."""
         entries = self.defaults | self.supported | content
-        name = (content.get("architectures") or [""])[0]
-        if name.endswith("Model") and not name.endswith("LMHeadModel"):
-            entries["tie_word_embeddings"] = True  # there is no head
+        if is_headless((content.get("architectures") or [""])[0]):
+            entries["tie_word_embeddings"] = True
         supported = self.supported | {name: entries[other] for name, other in self.equal.items()}
         supported |= {"quantization_config": None}
         return [

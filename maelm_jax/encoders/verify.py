@@ -19,6 +19,7 @@ from flax import traverse_util
 from maelm_jax import config
 from maelm_jax.encoders import (
     decoder_file,
+    export,
     families,
     family,
     layouts,
@@ -142,7 +143,7 @@ def _verify_stock(folder: pathlib.Path, encoder: OpenedModel) -> list[Report]:
 
         name = decoder_file.class_name(encoder)
         with_head = getattr(modeling_mae_lm, name).from_pretrained(folder).eval()
-    elif name.endswith("Model") and not name.endswith("LMHeadModel"):
+    elif family.is_headless(name):
         return reports
     else:
         with_head = getattr(transformers, name).from_pretrained(folder).eval()
@@ -168,13 +169,7 @@ def _verify_stock(folder: pathlib.Path, encoder: OpenedModel) -> list[Report]:
         theirs = _run_torch(compute_logits, rows, pad, by_token)
         ours = [_compute_task_logits(encoder, of_line) for of_line in states[:HEAD_LINES]]
     reports.append(_compare(f"logits of {name}", theirs, ours))
-    family_of = families.choose_family(encoder.model.encoder)
-    if (
-        encoder.objective.causal_share
-        and family_of.causal_class
-        and not decoder_file.is_in(encoder)
-    ):
-        name = family_of.class_name + family_of.causal_class
+    if name := export.find_causal_class(encoder):
         causal = getattr(transformers, name).from_pretrained(folder, is_decoder=True).eval()
         reports.append(_compare_next_tokens(name, causal, rows, encoder.left_to_right()))
     return reports
