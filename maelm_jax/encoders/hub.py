@@ -13,9 +13,10 @@ import typing
 from maelm_jax.config import ConfigError, RunError
 
 NAME = re.compile(r"(?P<repository>(?P<owner>\w[\w.-]*)/[\w.-]+)(?:@(?P<revision>.+))?", re.ASCII)
-# Files of an encoder. A pattern matches in every folder.
-FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "vocabulary.sha256")
-PYTORCH_FILES = ("pytorch_model*.bin",)  # where there are no safetensors
+# Files of an encoder. A pattern matches in every folder. A module of sentence-transformers in a
+# folder of its own may have pytorch_model.bin only, even beside an encoder in safetensors.
+FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*/pytorch_model.bin", "vocabulary.sha256")
+PYTORCH_FILES = ("pytorch_model*.bin",)  # of an encoder without safetensors
 # The same weights for other programs.
 IGNORED = ("onnx/*", "openvino/*", "checkpoint-*", "*.fp16.safetensors")
 
@@ -57,7 +58,7 @@ def download(name: str) -> Download:
 
     with _errors_in_one_line(hub, f"{name} is no folder here, and as a name on the Hub it"):
         folder = fetch(FILES)
-        if not any(folder.glob("**/*.safetensors")):
+        if not any(folder.glob("*.safetensors")):
             folder = fetch((*FILES, *PYTORCH_FILES))
     return Download(str(folder), f"{match['repository']}@{folder.name}")
 
