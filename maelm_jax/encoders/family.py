@@ -75,7 +75,10 @@ REPEATED_SEPARATOR = PairFormat(separators=2)  # of RoBERTa, MPNet and the publi
 
 
 class TokenizerOption(typing.NamedTuple):
-    """An entry of tokenizer_config.json, and where tokenizer.json states the same."""
+    """An entry of tokenizer_config.json, and where tokenizer.json states the same.
+
+    It may be an entry that no file has: then the tokenizer's class always uses the default.
+    """
 
     name: str
     default: bool | str | None  # of the tokenizer's class, for a file without the entry
