@@ -162,8 +162,8 @@ def _open_scorer(path: str, step: int | None, args: argparse.Namespace):
     from maelm_jax.encoders.opened import find_model
 
     encoder = find_model(path, step).read()
-    encoder.check_predicts(path)
-    return encoder.left_to_right(path) if args.left_to_right else encoder
+    encoder.check_predicts()
+    return encoder.left_to_right() if args.left_to_right else encoder
 
 
 def _score_floor(path: str, read: list, args: argparse.Namespace) -> dict:

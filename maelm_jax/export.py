@@ -92,13 +92,13 @@ def _export(args: argparse.Namespace, step: int | None, output: str):
 
     metadata = dict(_metadata(entry) for entry in args.metadata)
     loaded = opened.find_model(args.workdir, step).read()
-    export.check_format(args.format, loaded, str(args.workdir))
+    export.check_format(args.format, loaded)
     if args.dtype == "bfloat16":
         loaded = loaded.round_weights()  # what is compared with the folder
     verification = _why_unverified(args.verify, args.format)
     with export.write_atomically(output) as folder:
         written = loaded.write(args.format, folder, args.dtype)
-        verification = verification or verify.verify(args.format, folder, loaded, loaded.path)
+        verification = verification or verify.verify(args.format, folder, loaded)
         has_tokenizer_json = (folder / "tokenizer.json").is_file()
         name = pathlib.Path(output).absolute().name
         text = card.render(

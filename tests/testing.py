@@ -400,11 +400,19 @@ def change_setting(own: config.Encoder, field: str) -> config.Encoder:
 
 def random_encoder(model: config.Model, vocabulary):
     """An opened encoder whose parameters are random."""
-    from maelm_jax.encoders import layouts, opened
+    from maelm_jax.encoders import layouts
     from maelm_jax.model import maelm
 
     draw = np.random.default_rng(0)
     _, init = maelm.create(model, vocabulary.size, vocabulary.special)
     shapes = layouts.unpad_shapes({path: leaf.shape for path, leaf in flatten(jax.eval_shape(init, jax.random.key(0))).items()}, vocabulary.size)
     kept = {path: draw.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
-    return opened.OpenedModel.in_memory(kept, model, vocabulary, 12)
+    return in_memory(kept, model, vocabulary, 12)
+
+
+def in_memory(params: dict, model: config.Model, vocabulary, length: int, **more):
+    """An opened encoder that was read from nowhere. `more` are other attributes."""
+    from maelm_jax.encoders import opened
+
+    parts = {"params": params, "vocabulary": vocabulary, "head": None, "module_files": {}}
+    return opened.OpenedModel(model, length, path="memory", kind="in memory").replace(**(parts | more))

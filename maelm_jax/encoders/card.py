@@ -9,8 +9,8 @@ import string
 import typing
 
 from maelm_jax import config, tables
-from maelm_jax.encoders import decoder_file, families, verify
-from maelm_jax.encoders.export import Written
+from maelm_jax.encoders import decoder_file, verify
+from maelm_jax.encoders.export import Written, find_causal_class
 from maelm_jax.encoders.opened import OpenedModel
 from maelm_jax.encoders.results import CONFUSION, Results
 from maelm_jax.training import metrics
@@ -251,8 +251,7 @@ def _describe_next_tokens(name: str, encoder: OpenedModel) -> str:
     """Returns how an encoder that has learned next tokens too predicts them; "" for others."""
     if not encoder.objective.causal_share:
         return ""
-    has_class = families.choose_family(encoder.model.encoder).causal_class is not None
-    text = CAUSAL if has_class and not decoder_file.is_in(encoder) else NO_CAUSAL
+    text = CAUSAL if find_causal_class(encoder) else NO_CAUSAL
     return text.substitute(name=name)
 
 
@@ -265,10 +264,10 @@ def _last_part(path: str) -> str:
 
 
 def _front_matter(
-    name: str, source: OpenedModel, task: str, metadata: dict[str, typing.Any]
+    name: str, encoder: OpenedModel, task: str, metadata: dict[str, typing.Any]
 ) -> str:
     """Returns the YAML at the top of the card, which the Hub reads. Each value is JSON."""
-    results, experiment = source.results, source.experiment
+    results, experiment = encoder.results, encoder.experiment
     entries: dict[str, typing.Any] = {"library_name": "transformers", "pipeline_tag": task}
     dataset = {"name": "held-out text of the run", "type": "text"}
     measured = []
@@ -285,7 +284,7 @@ def _front_matter(
             entries["language"] = "en"
         if experiment.decoder:
             entries["tags"] = ["mae-lm"]
-        for line in _evaluations(source)[-1:]:
+        for line in _evaluations(encoder)[-1:]:
             measured = [
                 {"type": "loss", "name": "nats a masked token", "value": line["eval_loss"]},
                 {"type": "accuracy", "value": line["eval_accuracy"]},
@@ -303,26 +302,26 @@ def _as_yaml(value: typing.Any) -> str:
     return value if is_word else json.dumps(value, ensure_ascii=False)
 
 
-def _evaluations(source: OpenedModel) -> list[dict[str, typing.Any]]:
-    """Returns the recorded evaluations of a run up to the step of the source."""
-    lines = metrics.read(source.workdir)
-    return [line for line in lines if line["step"] <= source.step and "eval_loss" in line]
+def _evaluations(encoder: OpenedModel) -> list[dict[str, typing.Any]]:
+    """Returns the recorded evaluations of a run up to the step of the encoder."""
+    lines = metrics.read(encoder.workdir)
+    return [line for line in lines if line["step"] <= encoder.step and "eval_loss" in line]
 
 
-def _describe_pretraining(source: OpenedModel) -> dict[str, str]:
+def _describe_pretraining(encoder: OpenedModel) -> dict[str, str]:
     """Returns the table entries of a pretraining run: {name: text}."""
-    experiment = source.experiment
+    experiment = encoder.experiment
     run, corpus = experiment.run, experiment.corpus
     heldout_rate = experiment.evaluated.objective.masking.rate
     started = run.continue_from or run.init_from
-    lines = [line for line in metrics.read(source.workdir) if line["step"] <= source.step]
+    lines = [line for line in metrics.read(encoder.workdir) if line["step"] <= encoder.step]
     trained = [line for line in lines if "loss" in line][-1:]
     losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in trained]
     rate = "" if experiment.model.causal else f"at mask rate {heldout_rate:g}, "
     losses += [
         f"on the rows that the run held out, {rate}"
         f"{line['eval_loss']:.4f} with accuracy {line['eval_accuracy']:.3f} (step {line['step']})"
-        for line in _evaluations(source)[-1:]
+        for line in _evaluations(encoder)[-1:]
     ]
     shares = {
         name: "all rows" if corpus.reads_all else f"{rate:.0%}"
@@ -332,7 +331,7 @@ def _describe_pretraining(source: OpenedModel) -> dict[str, str]:
         "objective": _describe_objective(experiment),
         "corpus": "; ".join(f"`{_last_part(name)}` {share}" for name, share in shares.items()),
         "started from": f"`{_last_part(started)}`" if started else "random weights",
-        "steps": f"{source.step:,} of {run.train_steps:,}, each of {run.batch_size} rows of "
+        "steps": f"{encoder.step:,} of {run.train_steps:,}, each of {run.batch_size} rows of "
         f"{corpus.sequence_length} tokens",
         "loss, nats a predicted token": "; ".join(losses) or "not recorded",
     }
@@ -362,13 +361,13 @@ def _describe_objective(experiment: config.Experiment) -> str:
     return f"{objective.title}: {masking.rate:.0%} of the tokens are masked{unit}. {reads}{decoder}"
 
 
-def _describe_fine_tuning(source: OpenedModel, architecture: str) -> dict[str, str]:
+def _describe_fine_tuning(encoder: OpenedModel, architecture: str) -> dict[str, str]:
     """Returns the table entries of a fine-tuned run: {name: text}."""
-    results = source.results
+    results = encoder.results
     rows = {
         "fine-tuned on": results.task or "not recorded",
         "started from": f"`{_last_part(results.init_from or 'not recorded')}`",
-        "steps": f"{source.step:,}",
+        "steps": f"{encoder.step:,}",
     }
     if results.score is not None:
         evaluated_on = ", ".join(results.evaluated_on.values())
@@ -390,7 +389,7 @@ def _describe_fine_tuning(source: OpenedModel, architecture: str) -> dict[str, s
     elif not results.labels:
         rows["output"] = "the score as it was trained, from 0 to 1 (STS-B: score / 5)"
         if results.task == "own":
-            low, high = source.experiment.finetune.custom.score_range
+            low, high = encoder.experiment.finetune.custom.score_range
             rows["output"] += f"; a score of the files is {low:.7g} + output * {high - low:.7g}"
     return rows
 

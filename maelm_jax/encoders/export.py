@@ -37,10 +37,10 @@ class Written(typing.NamedTuple):
     parameters: int
 
 
-def check_format(format: str, encoder: "OpenedModel", path: str):
-    """Raises ConfigError if the format cannot hold the encoder that was read from `path`."""
+def check_format(format: str, encoder: "OpenedModel"):
+    """Raises ConfigError if the format cannot hold the encoder."""
     if format == "huggingface":
-        _check_stock_settings(encoder, path)
+        _check_stock_settings(encoder)
         return
     weight_files.require_torch("--format=reference")
     size = encoder.vocabulary.size
@@ -58,21 +58,21 @@ def check_format(format: str, encoder: "OpenedModel", path: str):
         misfits.append("it has no language-model head")
     if misfits:
         raise config.ConfigError(
-            f"--format={format} does not hold the model of {path} ({'; '.join(misfits)}). Use "
-            "--format=huggingface, or train a run with "
+            f"--format={format} does not hold the model of {encoder.name} "
+            f"({'; '.join(misfits)}). Use --format=huggingface, or train a run with "
             f"--gin_file={published.CONFIG} after its own --gin_file"
         )
 
 
-def _check_stock_settings(encoder: "OpenedModel", path: str):
+def _check_stock_settings(encoder: "OpenedModel"):
     """Raises ConfigError if config.json and decoder_file.FILE do not state all settings."""
     own, decoder = encoder.model.encoder, encoder.model.decoder
     family = families.require_stock_family(own, encoder.vocabulary.special)
     if encoder.model.causal and not family.causal_class:
         names = [name for name, one in families.FAMILIES.items() if one.causal_class]
         raise config.ConfigError(
-            f"{path} predicts next tokens, and the stock {family.class_name} has no causal mask "
-            f"(only {', '.join(names)} have). Score it with maelm_jax.evaluate, or train it "
+            f"{encoder.name} predicts next tokens, and the stock {family.class_name} has no causal "
+            f"mask (only {', '.join(names)} have). Score it with maelm_jax.evaluate, or train it "
             "further as MLM (Run.continue_from) or MAE-LM (Run.init_from)"
         )
     stored = family.as_stored(own)
@@ -82,6 +82,14 @@ def _check_stock_settings(encoder: "OpenedModel", path: str):
             f"Encoder.num_buckets={own.num_buckets} and Encoder.max_distance={own.max_distance}. "
             "Train with their defaults, or with Decoder.relative_bias=False"
         )
+
+
+def find_causal_class(encoder: "OpenedModel") -> str | None:
+    """Returns the stock class that reads an encoder of both objectives left to right, or None."""
+    family = families.choose_family(encoder.model.encoder)
+    if decoder_file.is_in(encoder) or not (encoder.objective.causal_share and family.causal_class):
+        return None
+    return family.class_name + family.causal_class
 
 
 def write(
@@ -136,9 +144,8 @@ def make_stock_model(encoder: "OpenedModel") -> StockModel:
     """Returns the stock model of an encoder, without the parameters in decoder_file.FILE.
 
     The class has the head of a fine-tuned run, the language-model head of an MLM run or of a causal
-    one, or no head.
-    The prediction head of an MAE-LM run reads the decoder, so its class has no head. A pooler is
-    not part of the encoder: one that came in with a BERT goes out with it again.
+    one, or no head. The prediction head of an MAE-LM run reads the decoder, so its class has no
+    head. A pooler is not part of the encoder: one that came in with a BERT goes out with it again.
 
     Raises:
         ConfigError: No stock class computes the encoder, or has a tensor for each parameter.

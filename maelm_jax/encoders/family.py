@@ -75,7 +75,10 @@ REPEATED_SEPARATOR = PairFormat(separators=2)  # of RoBERTa, MPNet and the publi
 
 
 class TokenizerOption(typing.NamedTuple):
-    """An entry of tokenizer_config.json, and where tokenizer.json states the same."""
+    """An entry of tokenizer_config.json, and where tokenizer.json states the same.
+
+    It may be an entry that no file has: then the tokenizer's class always uses the default.
+    """
 
     name: str
     default: bool | str | None  # of the tokenizer's class, for a file without the entry
@@ -175,6 +178,11 @@ class FineTunedHead:
             number = "multi" if self.has_several_labels else "single"
             entries["problem_type"] = f"{number}_label_classification"
         return entries
+
+
+def is_headless(class_name: str) -> bool:
+    """Returns whether a stock class is the encoder alone: BertModel, but not BertLMHeadModel."""
+    return class_name.endswith("Model") and not class_name.endswith("LMHeadModel")
 
 
 def find_head(params: dict[str, np.ndarray], results: Results | None) -> FineTunedHead | None:
@@ -288,9 +296,8 @@ class Family:
     def find_unsupported(self, content: dict[str, typing.Any]) -> list[str]:
         """Returns the entries of a config.json with which the encoder is not computed here."""
         entries = self.defaults | self.supported | content
-        name = (content.get("architectures") or [""])[0]
-        if name.endswith("Model") and not name.endswith("LMHeadModel"):
-            entries["tie_word_embeddings"] = True  # there is no head
+        if is_headless((content.get("architectures") or [""])[0]):
+            entries["tie_word_embeddings"] = True
         supported = self.supported | {name: entries[other] for name, other in self.equal.items()}
         supported |= {"quantization_config": None}
         return [

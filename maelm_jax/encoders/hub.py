@@ -4,6 +4,7 @@ Its settings apply: HF_HOME (the cache), HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE. 
 is a folder of a stranger, and is read as such (docs/other_peoples_folders.md).
 """
 
+import contextlib
 import os
 import pathlib
 import re
@@ -12,9 +13,10 @@ import typing
 from maelm_jax.config import ConfigError, RunError
 
 NAME = re.compile(r"(?P<repository>(?P<owner>\w[\w.-]*)/[\w.-]+)(?:@(?P<revision>.+))?", re.ASCII)
-# Files of an encoder. A pattern matches in every folder.
-FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "vocabulary.sha256")
-PYTORCH_FILES = ("pytorch_model*.bin",)  # where there are no safetensors
+# Files of an encoder. A pattern matches in every folder. A module of sentence-transformers in a
+# folder of its own may have pytorch_model.bin only, even beside an encoder in safetensors.
+FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*/pytorch_model.bin", "vocabulary.sha256")
+PYTORCH_FILES = ("pytorch_model*.bin",)  # of an encoder without safetensors
 # The same weights for other programs.
 IGNORED = ("onnx/*", "openvino/*", "checkpoint-*", "*.fp16.safetensors")
 
@@ -54,9 +56,9 @@ def download(name: str) -> Download:
         )
         return pathlib.Path(folder)
 
-    with _Errors(hub, f"{name} is no folder here, and as a name on the Hub it"):
+    with _errors_in_one_line(hub, f"{name} is no folder here, and as a name on the Hub it"):
         folder = fetch(FILES)
-        if not any(folder.glob("**/*.safetensors")):
+        if not any(folder.glob("*.safetensors")):
             folder = fetch((*FILES, *PYTORCH_FILES))
     return Download(str(folder), f"{match['repository']}@{folder.name}")
 
@@ -64,16 +66,17 @@ def download(name: str) -> Download:
 def create_repository(name: str):
     """Makes the repository to upload to, if it does not exist. Raises as `download`."""
     hub = _require_library(name)
-    if not re.fullmatch(r"\w[\w.-]*/[\w.-]+", name, re.ASCII):
+    match = NAME.fullmatch(name)
+    if match is None or match["revision"]:
         raise ConfigError(f"{name} is no name on the Hub. Give ORG/NAME")
-    with _Errors(hub, f"the repository {name} of the Hub"):
+    with _errors_in_one_line(hub, f"the repository {name} of the Hub"):
         hub.HfApi().create_repo(name, exist_ok=True)
 
 
 def upload(name: str, folder: str | os.PathLike) -> str:
     """Uploads a folder to a repository. Returns the address of the commit. Raises as `download`."""
     hub = _require_library(name)
-    with _Errors(hub, f"the repository {name} of the Hub"):
+    with _errors_in_one_line(hub, f"the repository {name} of the Hub"):
         return hub.HfApi().upload_folder(
             repo_id=name, folder_path=folder, commit_message="Upload an encoder of maelm_jax"
         )
@@ -91,34 +94,29 @@ def _require_library(name: str):
     return huggingface_hub
 
 
-class _Errors:
+@contextlib.contextmanager
+def _errors_in_one_line(hub, subject: str):
     """Context manager that makes one line of an error of huggingface_hub. `subject` begins it."""
-
-    def __init__(self, hub, subject: str):
-        self._errors, self._subject = hub.errors, subject
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        errors = self._errors
-        if isinstance(error, errors.OfflineModeIsEnabled) or isinstance(
-            getattr(error, "__cause__", None), errors.OfflineModeIsEnabled
-        ):
+    errors = hub.errors
+    try:
+        yield
+    except (
+        errors.OfflineModeIsEnabled,
+        errors.LocalEntryNotFoundError,  # its cause says why it was not fetched
+        errors.HfHubHTTPError,
+        errors.HFValidationError,
+        errors.LocalTokenNotFoundError,
+    ) as error:
+        if errors.OfflineModeIsEnabled in (type(error), type(error.__cause__)):
             raise ConfigError(
-                f"{self._subject} is not in the cache, and HF_HUB_OFFLINE is set: unset it, or "
-                "give a folder"
+                f"{subject} is not in the cache, and HF_HUB_OFFLINE is set: unset it, or give a "
+                "folder"
             ) from error
-        refusals = (errors.HFValidationError, errors.LocalTokenNotFoundError, errors.HfHubHTTPError)
         reason = " ".join(str(error).split())[:300]
-        if isinstance(error, refusals) and not _is_fault_of_server(error):
-            raise ConfigError(
-                f"{self._subject} is refused ({reason}). Correct it, or log in with hf auth login"
-            ) from error
-        if isinstance(error, (errors.HfHubHTTPError, errors.LocalEntryNotFoundError)):
-            raise RunError(f"{self._subject} cannot be reached ({reason})") from error
-
-
-def _is_fault_of_server(error: Exception) -> bool:
-    response = getattr(error, "response", None)
-    return response is not None and response.status_code >= 500
+        response = getattr(error, "response", None)
+        is_fault_of_server = response is not None and response.status_code >= 500
+        if is_fault_of_server or isinstance(error, errors.LocalEntryNotFoundError):
+            raise RunError(f"{subject} cannot be reached ({reason})") from error
+        raise ConfigError(
+            f"{subject} is refused ({reason}). Correct it, or log in with hf auth login"
+        ) from error

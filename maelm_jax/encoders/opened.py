@@ -50,8 +50,8 @@ from maelm_jax.training.workdir import PUBLISHED_WEIGHTS, RUNS, STOCK_CONFIG, Ki
 ADAPTER = "adapter_config.json"  # of PEFT, beside the weights that it changes
 Pooling = typing.Literal["mean", "first"]
 TEXTS_AT_ONCE = 1000  # of `fill_mask`: a mask has a logit for each id of the vocabulary
-# What `OpenedModel` makes of its settings and parameters.
-DERIVED = ("recipe", "compute_logits", "_device_tree", "_states", "_pool")
+# What `OpenedModel` reads of a folder. Its other cached properties are made of that.
+READ = ("vocabulary", "params", "head", "module_files")
 
 
 class Candidate(typing.NamedTuple):
@@ -65,14 +65,12 @@ class Candidate(typing.NamedTuple):
 class OpenedModel:
     """A pretrained encoder, with the decoder and the head if the folder has them.
 
-    `in_memory` makes one without a folder.
-
     Attributes:
         model: The settings of the model. What the folder leaves open has the value of the defaults.
         length: The longest input in tokens, with `<s>` and `</s>`.
-        objective: What it was pretrained for, and what its encoder read of the masked tokens.
         path: The file or folder.
         kind: What it is, in words.
+        objective: What it was pretrained for, and what its encoder read of the masked tokens.
         settings: {field of config.Encoder: value} of those that the folder determines.
         vocabulary_path: The path for data.vocabularies.load; None if there is no vocabulary.
         workdir: The run; None for everything else.
@@ -85,9 +83,9 @@ class OpenedModel:
 
     model: config.Model
     length: int
+    path: str
+    kind: str
     objective: config.Objective = dataclasses.field(default_factory=config.Objective)
-    path: str = ""
-    kind: str = "in memory"
     settings: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
     vocabulary_path: str | None = None
     workdir: Workdir | None = None
@@ -97,25 +95,21 @@ class OpenedModel:
     hub_name: str | None = None
     _read_tensors: collections.abc.Callable[[], dict[str, np.ndarray]] | None = None
 
-    @classmethod
-    def in_memory(
-        cls,
-        params: dict[str, np.ndarray],
-        model: config.Model,
-        vocabulary: vocabularies.Vocabulary,
-        length: int,
-        **more: typing.Any,
-    ) -> "OpenedModel":
-        """Returns a model that was read from nowhere. `more` are other attributes."""
-        parts = {"params": params, "vocabulary": vocabulary, "head": None, "module_files": {}}
-        return cls(model, length).replace(**(parts | more))
+    @property
+    def name(self) -> str:
+        """What a user calls it: the name on the Hub, or else the path."""
+        return self.hub_name or self.path
 
     def replace(self, **changes: typing.Any) -> "OpenedModel":
         """Returns the model with other attributes. The others are shared."""
         other = object.__new__(type(self))
-        kept = {name: value for name, value in vars(self).items() if name not in DERIVED}
-        vars(other).update(kept | changes)
+        vars(other).update(self._stored() | changes)
         return other
+
+    def _stored(self) -> dict[str, typing.Any]:
+        """Returns the attributes, of READ those that have been read."""
+        stored = {*READ, *(field.name for field in dataclasses.fields(self))}
+        return {name: value for name, value in vars(self).items() if name in stored}
 
     def __repr__(self):
         own = self.model.encoder
@@ -128,8 +122,7 @@ class OpenedModel:
 
     def __getstate__(self):
         """Pickles all that can be read, without the functions that it has compiled."""
-        self.read()
-        return {name: value for name, value in vars(self).items() if name not in DERIVED}
+        return self.read()._stored()
 
     def write_origin(self, workdir: Workdir):
         """Records this model in the workdir of a run that starts from it.
@@ -137,7 +130,7 @@ class OpenedModel:
         Its folder may be moved, deleted or replaced while the run goes on.
         """
         content = {
-            "path": self.hub_name or self.path,
+            "path": self.name,
             "kind": self.kind,
             "step": self.step,
             "length": self.length,
@@ -149,7 +142,7 @@ class OpenedModel:
         """Raises ConfigError for a run that predicts next tokens, which is a first phase."""
         if self.model.causal:
             raise config.ConfigError(
-                f"{self.path} has a causal encoder, which predicts next tokens. Train it further "
+                f"{self.name} has a causal encoder, which predicts next tokens. Train it further "
                 "as MLM (Run.continue_from) or MAE-LM (Run.init_from) first"
             )
 
@@ -230,15 +223,16 @@ class OpenedModel:
 
         Raises ConfigError if one of them is missing or damaged.
         """
-        _ = self.vocabulary, self.params, self.head, self.module_files
+        for part in READ:
+            getattr(self, part)
         return self
 
-    def left_to_right(self, name: str = "this encoder") -> "OpenedModel":
+    def left_to_right(self) -> "OpenedModel":
         """Returns the encoder that predicts each token from those before it, by the same head.
 
         A decoder takes no part. Raises ConfigError if it was not trained so.
         """
-        self.objective.require_next_tokens(name)
+        self.objective.require_next_tokens(self.name)
         tree = maelm.encoder_and_head(traverse_util.unflatten_dict(self.params, sep="/"))
         return self.replace(
             params=traverse_util.flatten_dict(tree, sep="/"),
@@ -269,7 +263,7 @@ class OpenedModel:
         Raises:
             ConfigError: The folder exists, or no stock model computes the encoder.
         """
-        export.check_format("huggingface", self, "the encoder")
+        export.check_format("huggingface", self)
         with export.write_atomically(folder) as temporary:
             self.write("huggingface", temporary)
 
@@ -382,7 +376,7 @@ class OpenedModel:
 
         Raises:
             ConfigError: `texts` is no list of strings, a text has no mask or is longer than
-                `length`, or the source has no prediction head.
+                `length`, or there is no prediction head.
         """
         if not 1 <= top <= self.vocabulary.size:
             raise config.ConfigError(f"top must be from 1 to {self.vocabulary.size}, got {top!r}")
@@ -428,13 +422,13 @@ class OpenedModel:
                 logits[number] = of_masks[owners == index]
         return logits
 
-    def check_predicts(self, name: str = "this encoder"):
+    def check_predicts(self):
         """Raises ConfigError without a prediction head, or without the decoder that it reads."""
         needed = {"head", "decoder"} if self.model.decoder else {"head"}
         modules = {path.split("/")[0] for path in self.params}
         if missing := " and no ".join(sorted(needed - modules)):
             raise config.ConfigError(
-                f"{name} has no {missing}, so it predicts no tokens: load the workdir of its "
+                f"{self.name} has no {missing}, so it predicts no tokens: load the workdir of its "
                 "pretraining, or its export"
             )
 

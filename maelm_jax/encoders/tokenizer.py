@@ -6,7 +6,7 @@ accents in an order that is not canonical in Unicode, SentencePiece composes few
 
 How special tokens in a text are read: tokens that a user added are tokens everywhere. The model's
 own five (`<s>`, `<pad>`, `</s>`, `<unk>`, `<mask>`, or their names in BERT) are ordinary text,
-except in `Encoder.fill_mask`. An exported tokenizer reads them as tokens, because
+except in `OpenedModel.fill_mask`. An exported tokenizer reads them as tokens, because
 pipeline("fill-mask") needs it. `tokenizer(text, split_special_tokens=True)` reads them as text.
 """
 
@@ -394,7 +394,7 @@ def check_options(family: Family, folder: pathlib.Path):
             "it. Let it write the file: "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
         )
-    if str(stated.get("tokenizer_class", "")).startswith(_GENERIC):
+    if _is_generic(stated):
         return
     for name, default, part, option in family.tokenizer_options:
         with storage.reading(tokenizer):
@@ -408,6 +408,11 @@ def check_options(family: Family, folder: pathlib.Path):
                 "transformers makes tokenizer.json anew: "
                 f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
             )
+
+
+def _is_generic(stated: dict[str, typing.Any]) -> bool:
+    """Returns whether the class that SETTINGS states reads tokenizer.json alone."""
+    return str(stated.get("tokenizer_class", "")).startswith(_GENERIC)
 
 
 def _stated_tokens(folder: pathlib.Path) -> set[str]:
@@ -438,8 +443,7 @@ def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Voc
     if not (folder / "tokenizer.json").is_file():
         return
     own, stated = storage.read_json(folder / "tokenizer.json"), read_settings(folder)
-    is_generic = not family.class_adds_ends
-    is_generic |= str(stated.get("tokenizer_class", "")).startswith(_GENERIC)
+    is_generic = not family.class_adds_ends or _is_generic(stated)
     class_adds_ends = not own.get("post_processor") and not is_generic
     own["truncation"] = own["padding"] = None
     with storage.reading(folder / "tokenizer.json", errors=Exception):  # of tokenizers, as such

@@ -19,6 +19,7 @@ from flax import traverse_util
 from maelm_jax import config
 from maelm_jax.encoders import (
     decoder_file,
+    export,
     families,
     family,
     layouts,
@@ -70,22 +71,20 @@ class Report(typing.NamedTuple):
     largest_value: float
 
 
-def verify(
-    format: str, folder: pathlib.Path, encoder: OpenedModel, original: str | None = None
-) -> list[Report]:
+def verify(format: str, folder: pathlib.Path, encoder: OpenedModel) -> list[Report]:
     """Reads an exported folder back and compares it with JAX.
 
     The ids of the tokenizer, and every parameter in `model.pt`, must be equal. Hidden states and
-    logits must agree within TOLERANCE. If `original`, the folder that the encoder was read from,
-    has a tokenizer.json, its tokenizer must give the same ids too.
+    logits must agree within TOLERANCE. If the folder that the encoder was read from has a
+    tokenizer.json, its tokenizer must give the same ids too.
 
     Raises:
         RunError: The folder does not compute what JAX computes.
     """
     encoder = encoder.replace(model=dataclasses.replace(encoder.model, compute=config.Compute()))
     if format == "huggingface":
-        if original and pathlib.Path(original, "tokenizer.json").is_file():
-            _compare_with_original(original, encoder)
+        if pathlib.Path(encoder.path, "tokenizer.json").is_file():
+            _compare_with_original(encoder)
         return _verify_stock(folder, encoder)
     return _verify_tensors(folder, encoder)
 
@@ -144,7 +143,7 @@ def _verify_stock(folder: pathlib.Path, encoder: OpenedModel) -> list[Report]:
 
         name = decoder_file.class_name(encoder)
         with_head = getattr(modeling_mae_lm, name).from_pretrained(folder).eval()
-    elif name.endswith("Model") and not name.endswith("LMHeadModel"):
+    elif family.is_headless(name):
         return reports
     else:
         with_head = getattr(transformers, name).from_pretrained(folder).eval()
@@ -170,13 +169,7 @@ def _verify_stock(folder: pathlib.Path, encoder: OpenedModel) -> list[Report]:
         theirs = _run_torch(compute_logits, rows, pad, by_token)
         ours = [_compute_task_logits(encoder, of_line) for of_line in states[:HEAD_LINES]]
     reports.append(_compare(f"logits of {name}", theirs, ours))
-    family_of = families.choose_family(encoder.model.encoder)
-    if (
-        encoder.objective.causal_share
-        and family_of.causal_class
-        and not decoder_file.is_in(encoder)
-    ):
-        name = family_of.class_name + family_of.causal_class
+    if name := export.find_causal_class(encoder):
         causal = getattr(transformers, name).from_pretrained(folder, is_decoder=True).eval()
         reports.append(_compare_next_tokens(name, causal, rows, encoder.left_to_right()))
     return reports
@@ -213,17 +206,17 @@ def _compare_tokenizer(folder: pathlib.Path, encoder: OpenedModel):
         )
 
 
-def _compare_with_original(original: str, encoder: OpenedModel):
-    """Raises RunError unless the tokenizer of a stock folder gives the ids of the vocabulary."""
+def _compare_with_original(encoder: OpenedModel):
+    """Raises RunError unless the tokenizer of its stock folder gives the ids of the vocabulary."""
     import transformers
 
-    stock, vocabulary = transformers.AutoTokenizer.from_pretrained(original), encoder.vocabulary
+    stock, vocabulary = transformers.AutoTokenizer.from_pretrained(encoder.path), encoder.vocabulary
     texts = sample_texts()
     for text, ids in zip(texts, vocabulary.encode_batch(texts), strict=True):
         theirs = stock(text, split_special_tokens=True)["input_ids"]
         if theirs != [vocabulary.bos, *ids, vocabulary.eos]:
             raise config.RunError(
-                f"verification failed: the tokenizer of {original} gives other ids to "
+                f"verification failed: the tokenizer of {encoder.path} gives other ids to "
                 f"{text!r:.80} than maelm_jax: its tokenizer_config.json may contradict its "
                 "tokenizer.json; nothing was written"
             )

@@ -127,9 +127,9 @@ def open_model(
 def _from_folder(path: str, left_to_right: bool, step: int | None) -> TrainedModel:
     """Returns the model of a folder or file that is no workdir."""
     loaded = find_model(path, step).read()
-    loaded.check_predicts(path)
+    loaded.check_predicts()
     if left_to_right:
-        loaded = loaded.left_to_right(path)
+        loaded = loaded.left_to_right()
     experiment = config.Experiment(
         corpus=config.Corpus(sequence_length=loaded.length),
         objective=loaded.objective,

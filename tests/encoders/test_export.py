@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from testing import ROOT, call, flatten, model_of, objective_of
+from testing import ROOT, call, flatten, in_memory, model_of, objective_of
 
 import maelm_jax
 from maelm_jax import config, export, gin_files
@@ -52,7 +52,7 @@ def make_untrained(model: config.Model, vocabulary, **more) -> opened.OpenedMode
     _, init = maelm.create(model, vocabulary.size, vocabulary.special)
     params = {path: np.ones(leaf.shape, np.float32) for path, leaf in flatten(jax.eval_shape(init, jax.random.key(0))).items()}
     params |= {path: params[path][: vocabulary.size] for path in ("encoder/token_embedding", "head/bias")}
-    return opened.OpenedModel.in_memory(params, model, vocabulary, 64, **more)
+    return in_memory(params, model, vocabulary, 64, **more)
 
 
 # What is written.
@@ -220,7 +220,7 @@ def test_what_only_the_user_knows_is_given_for_the_hub(workdirs, tmp_path):
 def test_a_card_describes_every_ablation(file, tmp_path, vocabulary):
     experiment = gin_files.load(["tiny.gin", f"ablations/{file}.gin"], [f"Run.init_from='{tmp_path}/start'", f"Corpus.text_files='{tmp_path}/*.txt'"])
     origin = {"path": str(tmp_path), "experiment": experiment, "step": 12, "workdir": Workdir(tmp_path)}
-    untrained = opened.OpenedModel.in_memory({}, experiment.model, vocabulary, 48, objective=experiment.objective, **origin)
+    untrained = in_memory({}, experiment.model, vocabulary, 48, objective=experiment.objective, **origin)
     text = card.render("huggingface", "name", untrained, folders.Written("MPNetModel", 3), True, "x")
     masking = experiment.objective.masking
     assert f"{masking.rate:.0%} of the tokens are masked" in text and (f"in whole {masking.unit}s" in text) == (masking.unit != "token")
@@ -270,22 +270,22 @@ def test_what_a_format_cannot_hold_is_refused_with_the_format_to_use(vocabulary,
 
     def refuse_format(format: str, model: config.Model, **more) -> str:
         with pytest.raises(config.ConfigError) as error:
-            folders.check_format(format, make_untrained(model, vocabulary, **more), "run")
+            folders.check_format(format, make_untrained(model, vocabulary, **more))
         return str(error.value)
 
     modern = gin_files.load(["modern_tiny.gin"]).model
-    folders.check_format("huggingface", make_untrained(modern, vocabulary), "run")
+    folders.check_format("huggingface", make_untrained(modern, vocabulary))
     assert "biases" in refuse_format("huggingface", model_of(modern, biases=True))
     published_model = model_of(usual, relative_buckets="reference")
     assert "--format=huggingface" in refuse_format("reference", modern)
-    folders.check_format("reference", make_untrained(published_model, vocabulary), "run")
+    folders.check_format("reference", make_untrained(published_model, vocabulary))
     for change in ({"decoder_causal": True}, {"decoder_attention": "self+cross"}, {"decoder_width": 64}):
         assert "--format=huggingface" in refuse_format("reference", model_of(published_model, **change))
     assert "fine-tuned" in refuse_format("reference", published_model, head=family.FineTunedHead(family.QUESTION_ANSWERING))
     assert "Objective.name" in refuse_format("reference", published_model, objective=config.Objective.between(0.5))
     assert "renumber" in refuse_format("reference", published_model, objective=objective_of(renumber=True))
     assert "token_types" in refuse_format("reference", model_of(published_model, token_types=2))
-    folders.check_format("huggingface", make_untrained(model_of(usual, decoder_causal=True), vocabulary), "run")
+    folders.check_format("huggingface", make_untrained(model_of(usual, decoder_causal=True), vocabulary))
 
 
 @pytest.mark.parametrize("ids", [(1, 1000, 2, 0, 1001), (0, 1, 2, 3, 4)])

@@ -35,6 +35,8 @@ def exported(copy_export, tmp_path) -> pathlib.Path:
     (folder / "modules.json").write_text(json.dumps(MODULES))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}')
+    (folder / "2_Dense").mkdir()
+    (folder / "2_Dense" / "pytorch_model.bin").write_text("of a module")
     (folder / "tf_model.h5").write_text("for another program")
     return folder
 
@@ -221,6 +223,7 @@ def test_an_encoder_comes_from_an_endpoint_and_goes_up_to_it(endpoint, tmp_path,
     downloaded = vectors("org/name@v1", "downloaded")
     assert np.array_equal(downloaded, vectors(tmp_path / "exported", "exported"))
     assert not any("tf_model" in path for path in endpoint.asked), "files for other programs stay there"
+    assert any("2_Dense/pytorch_model.bin" in path for path in endpoint.asked), "the encoder's safetensors do not stand for a module's file"
     pushed = finish(start("export", "--workdir=org/name@v1", f"--output={tmp_path / 'again'}", "--no-verify", "--push_to_hub=org/new"))
     assert pushed.status == 0 and "org/new" in pushed.stdout, pushed.stderr
     written = {str(path.relative_to(tmp_path / "again")): path.read_bytes() for path in (tmp_path / "again").rglob("*") if path.is_file()}

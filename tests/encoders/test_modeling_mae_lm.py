@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from testing import english, flatten, model_of, objective_of, padded_ids
+from testing import english, flatten, in_memory, model_of, objective_of, padded_ids
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
@@ -64,7 +64,7 @@ def make_encoder(vocabulary, name: str) -> opened.OpenedModel:
     for path, leaf in flatten(jax.eval_shape(init, jax.random.key(0))).items():
         params[path] = (draw.normal(size=leaf.shape) * 0.15 + path.endswith("scale")).astype(np.float32)
     params |= {path: params[path][: vocabulary.size] for path in ("encoder/token_embedding", "head/bias")}
-    return opened.OpenedModel.in_memory(params, model, vocabulary, LENGTH, **fields)
+    return in_memory(params, model, vocabulary, LENGTH, **fields)
 
 
 def load(folder: pathlib.Path):

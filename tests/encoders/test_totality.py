@@ -7,7 +7,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies
-from testing import SMALL_ENCODER, change_setting, model_of, random_encoder
+from testing import SMALL_ENCODER, change_setting, in_memory, model_of, random_encoder
 
 from maelm_jax import config
 from maelm_jax.encoders import decoder_file, families, layouts, opened, read_back, weight_files
@@ -104,7 +104,7 @@ def test_an_import_of_an_export_is_the_identity_or_the_export_is_refused(
         model = config.Model(config.Encoder(**values, family=family.model_type if is_named else None), decoder)
         objective = config.Objective.between(delta, config.Masking(renumber=is_renumbered)) if decoder else config.Objective(name="mlm")
         ours = dataclasses.replace(random_encoder(model, vocabulary), objective=objective)
-        folders.check_format("huggingface", ours, "run")
+        folders.check_format("huggingface", ours)
         stock = folders.make_stock_model(ours)
     except config.ConfigError:
         hypothesis.event("refused")
@@ -213,6 +213,6 @@ def test_a_folder_that_does_not_hold_the_encoder_is_refused_by_name(written):
 def test_a_decoder_whose_buckets_config_json_does_not_state_is_refused(vocabulary):
     model = model_of(**SMALL_ENCODER, relative_buckets="none", max_distance=200, decoder_layers=1, decoder_relative_bias=True)
     with pytest.raises(config.ConfigError) as error:
-        folders.check_format("huggingface", opened.OpenedModel.in_memory({}, model, vocabulary, 12), "run")
+        folders.check_format("huggingface", in_memory({}, model, vocabulary, 12))
     assert "max_distance" in str(error.value)
-    folders.check_format("huggingface", opened.OpenedModel.in_memory({}, model_of(model, max_distance=128), vocabulary, 12), "run")
+    folders.check_format("huggingface", in_memory({}, model_of(model, max_distance=128), vocabulary, 12))

@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from testing import STOCK_ENCODERS, flatten, stock_folder
+from testing import STOCK_ENCODERS, flatten, in_memory, stock_folder
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
@@ -48,7 +48,7 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
     flat["encoder/token_embedding"] = flat["encoder/token_embedding"][: vocabulary.size]
     stock_head = family_heads.find_head(flat, LABELS)
     (tmp_path / "out").mkdir()
-    export.write("huggingface", tmp_path / "out", opened.OpenedModel.in_memory(flat, model, vocabulary, 48, head=stock_head))
+    export.write("huggingface", tmp_path / "out", in_memory(flat, model, vocabulary, 48, head=stock_head))
     [name] = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"]
     task_model, info = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
