@@ -87,10 +87,14 @@ def test_dry_run_blocks(line, tmp_path):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_documented_commands_name_real_settings(command, tmp_path):
+def test_documented_commands_name_real_flags_and_settings(command, tmp_path):
     program, *argv = shlex.split(command.replace("python -m ", "").replace("python ", ""), comments=True)
     assert "\\" not in command and all(argument.startswith("--") for argument in argv), argv
-    assert (ROOT / program).exists() or (ROOT / f"{program.replace('.', '/')}.py").exists()
+    source = ROOT / (program if program.endswith(".py") else f"{program.replace('.', '/')}.py")
+    others = source.parent.glob("*.py") if source.parent.name == "benchmarks" else ()  # which share flags
+    declared = "".join(path.read_text() for path in (source, ROOT / "maelm_jax" / "cli.py", *others))
+    for flag in {argument.partition("=")[0] for argument in argv}:
+        assert f'"{flag}"' in declared or flag.startswith(("--gin.", "--beam_")), flag
     files = [a.removeprefix("--gin_file=") for a in argv if a.startswith("--gin_file=")]
     (tmp_path / "config.gin").write_text(gin_files.render(gin_files.load(["tiny.gin"])))
     # A pretrained run's settings come first.
