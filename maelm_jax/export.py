@@ -146,7 +146,7 @@ def _flags() -> argparse.ArgumentParser:
     )
     push = (
         "also upload the folder to this repository of the Hub, which is made, and public, if it "
-        "does not exist (needs the extra [hub] and a login)"
+        "does not exist (needs a login)"
     )
     flags.add_argument("--push_to_hub", metavar="ORG/NAME", help=push)
     flags.add_argument(

@@ -62,7 +62,7 @@ def commands(tmp_path, monkeypatch):
     pathlib.Path("lines.txt").write_text("a line\n")
 
     experiment = gin_files.load(["run/config.gin"])
-    run = opened.OpenedModel(experiment.model, 64, path="run", experiment=experiment, step=3)
+    run = opened.OpenedModel(experiment.model, 64, path="run", kind="maelm_jax workdir", experiment=experiment, step=3)
     encoder = initial_encoder.InitialEncoder("run", run, is_random=False)
     monkeypatch.setattr(initial_encoder, "load", lambda name, step=None: encoder)
     for command in COMMANDS:

@@ -1,4 +1,4 @@
-"""Encoders by their names on the Hugging Face Hub, with huggingface_hub (the extra [hub]).
+"""Encoders by their names on the Hugging Face Hub, with huggingface_hub.
 
 Its settings apply: HF_HOME (the cache), HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE. What is downloaded
 is a folder of a stranger, and is read as such (docs/other_peoples_folders.md).
@@ -41,11 +41,13 @@ def download(name: str) -> Download:
     """Downloads the files of an encoder, of which those in the cache are not fetched again.
 
     Raises:
-        ConfigError: huggingface_hub is missing, or there is no such repository or revision, or this
-            user may not read it, or HF_HUB_OFFLINE is set and it is not in the cache.
+        ConfigError: There is no such repository or revision, this user may not read it, or
+            HF_HUB_OFFLINE is set and it is not in the cache.
         RunError: The Hub cannot be reached, and it is not in the cache.
     """
-    hub, match = _require_library(name), NAME.fullmatch(name)
+    import huggingface_hub as hub
+
+    match = NAME.fullmatch(name)
 
     def fetch(patterns: tuple[str, ...]) -> pathlib.Path:
         folder = hub.snapshot_download(
@@ -56,7 +58,7 @@ def download(name: str) -> Download:
         )
         return pathlib.Path(folder)
 
-    with _errors_in_one_line(hub, f"{name} is no folder here, and as a name on the Hub it"):
+    with _errors_in_one_line(f"{name} is no folder here, and as a name on the Hub it"):
         folder = fetch(FILES)
         if not any(folder.glob("*.safetensors")):
             folder = fetch((*FILES, *PYTORCH_FILES))
@@ -65,39 +67,30 @@ def download(name: str) -> Download:
 
 def create_repository(name: str):
     """Makes the repository to upload to, if it does not exist. Raises as `download`."""
-    hub = _require_library(name)
+    import huggingface_hub as hub
+
     match = NAME.fullmatch(name)
     if match is None or match["revision"]:
         raise ConfigError(f"{name} is no name on the Hub. Give ORG/NAME")
-    with _errors_in_one_line(hub, f"the repository {name} of the Hub"):
+    with _errors_in_one_line(f"the repository {name} of the Hub"):
         hub.HfApi().create_repo(name, exist_ok=True)
 
 
 def upload(name: str, folder: str | os.PathLike) -> str:
     """Uploads a folder to a repository. Returns the address of the commit. Raises as `download`."""
-    hub = _require_library(name)
-    with _errors_in_one_line(hub, f"the repository {name} of the Hub"):
+    import huggingface_hub as hub
+
+    with _errors_in_one_line(f"the repository {name} of the Hub"):
         return hub.HfApi().upload_folder(
             repo_id=name, folder_path=folder, commit_message="Upload an encoder of maelm_jax"
         )
 
 
-def _require_library(name: str):
-    try:
-        import huggingface_hub
-        import huggingface_hub.errors
-    except ImportError as error:
-        raise ConfigError(
-            f"{name} is no folder here, and a name on the Hub needs huggingface_hub: "
-            "pip install '.[hub]'"
-        ) from error
-    return huggingface_hub
-
-
 @contextlib.contextmanager
-def _errors_in_one_line(hub, subject: str):
+def _errors_in_one_line(subject: str):
     """Context manager that makes one line of an error of huggingface_hub. `subject` begins it."""
-    errors = hub.errors
+    from huggingface_hub import errors
+
     try:
         yield
     except (

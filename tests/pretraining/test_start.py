@@ -67,7 +67,7 @@ def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_p
 def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path, monkeypatch):
     """Otherwise the run would train a vocabulary, with other ids than those of the weights."""
     found = dataclasses.asdict(gin_files.load(["base.gin"]).encoder)
-    weights = opened.OpenedModel(config.Model(decoder=config.Decoder()), 512, path="weights.pt", settings=found)
+    weights = opened.OpenedModel(config.Model(decoder=config.Decoder()), 512, path="weights.pt", kind="checkpoint", settings=found)
     monkeypatch.setattr(opened, "find_model", lambda path: weights)
     bindings = ["Run.init_from='weights.pt'", "TEXT_FILES='*.txt'", "SEQUENCE_LENGTH=64"]
     with pytest.raises(config.ConfigError, match="--gin.Vocabulary.file"):
