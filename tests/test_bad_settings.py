@@ -14,6 +14,7 @@ import pytest
 from maelm_jax import cli, gin_files
 from maelm_jax.encoders import opened
 from maelm_jax.finetuning import initial_encoder
+from maelm_jax.measuring import runs, scoring  # noqa: F401  first imported in `commands`, they would keep its stand-ins
 
 COMMANDS = ("train", "prepare", "plan", "finetune", "export", "embed", "analyze", "evaluate", "merge", "status")
 BASE = {
