@@ -216,9 +216,9 @@ from maelm_jax.data import prepare, rows, sources, vocabularies
 sources.PART_BYTES, rows.SHARD_ROWS = 8_000, 64
 make_part = prepare.make_part
 def slow(folder, number):
-    time.sleep(float(sys.argv[3]))
     make_part(folder, number)
     print(number, flush=True)
+    time.sleep(float(sys.argv[3]))
 prepare.make_part = slow
 prepare.prepare(config.Corpus(**json.loads(sys.argv[1])), vocabularies.load(sys.argv[2]))
 """
@@ -233,11 +233,11 @@ def test_when_the_one_that_works_is_killed_those_that_wait_go_on(corpus, vocabul
         line = [sys.executable, str(tmp_path / "script.py"), settings, saved, str(pause)]
         return subprocess.Popen(line, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    first = start(0.3)
+    first = start(600)  # after its first part
     while not list(pathlib.Path(corpus.rows_dir).glob("*.parts/*.zip")):
         assert first.poll() is None
         time.sleep(0.01)
-    others = [start(0.02) for _ in range(2)]
+    others = [start(0) for _ in range(2)]
     for other in others:
         assert "waiting for it" in other.stderr.readline()
     first.send_signal(signal.SIGKILL)
