@@ -5,11 +5,11 @@
 #
 # The exit status is 0 if the run starts again, else 1. A line on stderr says why.
 #
-# STATUS is the exit status of the run, or "lost". 0 (done), 2 (wrong input) and 3 (diverged) are
-# final. After any other status (143: stopped and saved; 1 and others: a process was lost) a run
-# starts again, at most RETRIES times (default 5) in a row without a newer checkpoint. STEP is the
-# step of the newest checkpoint. FILE keeps the step and the count between two calls. The last call
-# removes it.
+# STATUS is the exit status of the run, or "lost" or "preempted". 0 (done), 2 (wrong input) and 3
+# (diverged) are final. After any other status (143: stopped and saved; 1 and others: a process was
+# lost) a run starts again, at most RETRIES times (default 5) in a row without a newer checkpoint.
+# STEP is the step of the newest checkpoint. FILE keeps the step and the count between two calls.
+# The last call removes it.
 set -euo pipefail
 [ $# -eq 3 ] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; }
 file=$1 status=$2 step=${3:-0} limit=${RETRIES:-5} newest=-1 starts=0

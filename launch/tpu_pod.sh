@@ -142,6 +142,7 @@ while :; do
   install || { wait_for "the workers of $name could not be installed"; continue; }
   if [ -n "$started" ]; then
     step=$(on 0 "cd maelm_jax && .venv/bin/python launch/newest_step.py$flags") || step=0
+    if [ "$state" = none ]; then state=preempted; fi # the slice is a new one
     launch/restarts.sh "$scratch/restarts" "$state" "$step" || exit 1
   fi
   started=1

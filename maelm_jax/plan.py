@@ -89,7 +89,10 @@ def main(argv: list[str]) -> int:
         rows = experiment.run.batch_size // experiment.run.accumulate
         looped = experiment.compute.scan_layers
         layers = "the layers in a loop" if looped else "as a run compiles it"
-        print(f"compiling a microbatch of {rows:,} rows, {layers}", file=sys.stderr)
+        # Not of simulated devices, which small models are tried on.
+        minutes = f" (base.gin takes {'1 to 3' if looped else 'up to 7'} CPU minutes)"
+        duration = minutes if target.kind else ""
+        print(f"compiling a microbatch of {rows:,} rows, {layers}{duration}", file=sys.stderr)
         began = time.monotonic()
         plan = estimate.compile_step(experiment, target=target, devices=devices)
         print(f"compiled in {time.monotonic() - began:.0f} s", file=sys.stderr)

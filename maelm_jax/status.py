@@ -2,6 +2,8 @@
 
     python -m maelm_jax.status runs/base
     python -m maelm_jax.status gs://BUCKET/runs/base
+How many runs of a grid or table of fine-tuning are finished and in work:
+    python -m maelm_jax.status runs/grid
 
 It reads the records of the run, and neither waits for it nor writes into it. The time left is the
 steps that are left at the speed of the last line of metrics.jsonl, without evaluations and
@@ -9,6 +11,7 @@ checkpoints. A run in a bucket sends its records at each checkpoint, and a bucke
 process on another machine is not seen.
 """
 
+import collections
 import datetime
 import typing
 
@@ -18,6 +21,7 @@ if typing.TYPE_CHECKING:
     from maelm_jax.training.workdir import Workdir
 
 SHOWN_LINES = 5  # of metrics.jsonl
+GRID_RUNS = "*/*/*/seed*"  # ENCODER/TASK/CELL/SEED in the folder of a grid or table
 COLUMNS = ("step", "loss", "held-out loss", "learning rate", "tokens/s")
 
 
@@ -36,14 +40,16 @@ def main(argv: list[str]) -> int:
 
 
 def describe(workdir: "Workdir") -> str:
-    """Returns what the records of a run say of it.
+    """Returns what the records of a run, a grid or a table say of it.
 
-    Raises ConfigError if it is no run of pretraining.
+    Raises ConfigError if it is none of them.
     """
     from maelm_jax.training import checkpoint, metrics
     from maelm_jax.training.workdir import Kind
 
     workdir.fetch()
+    if not workdir.is_run and (grid := _describe_grid(workdir)):
+        return grid
     workdir.require_run()
     if workdir.kind == Kind.FINETUNED:
         raise config.ConfigError(
@@ -69,6 +75,29 @@ def describe(workdir: "Workdir") -> str:
         cells = [_cells(line) for line in (*shown, *lines[-SHOWN_LINES:])]
         paragraph += ["", tables.plain(COLUMNS, cells)]
     return "\n".join(paragraph)
+
+
+def _describe_grid(workdir: "Workdir") -> str:
+    """Returns how many runs of each encoder and task have begun. Empty: there are none.
+
+    Those that no process has begun are not known: the settings of the command say how many.
+    """
+    from maelm_jax.training.workdir import Workdir
+
+    counts: dict[tuple[str, str], collections.Counter] = {}
+    for folder in sorted(workdir.folder.glob(GRID_RUNS)):
+        run = Workdir(folder)
+        if run.results_file.is_file():
+            state = "finished"
+        else:
+            state = "in work" if run.is_running else "stopped"
+        encoder, task = folder.parts[-4:-2]
+        counts.setdefault((encoder, task), collections.Counter())[state] += 1
+    columns = ("finished", "in work", "stopped")
+    cells = [(*names, *(count[state] for state in columns)) for names, count in counts.items()]
+    if not cells:
+        return ""
+    return f"{workdir}:\n\n" + tables.plain(("encoder", "task", *columns), cells, left=2)
 
 
 def _holder(workdir: "Workdir") -> str:

@@ -118,6 +118,7 @@ def test_a_preempted_slice_is_asked_for_again_and_the_run_goes_on(slice):
     ended, calls, error = slice.run(*states("none", "running"), *taken, *states("none", "0"), *steps(100))
     assert ended == 0 and calls.count("worker.sh start") == 2, error
     assert [call for call in calls if call.endswith(("create", "delete"))] == ["queued delete", "queued create"]
+    assert "status preempted at checkpoint 100" in error
 
 
 def test_a_slice_that_was_made_without_the_queue_is_made_again_in_it(slice):

@@ -58,3 +58,13 @@ def test_a_fine_tuned_run_is_refused_by_its_name(workdir):
     workdir.settings_file.write_text(gin_files.render(gin_files.load(["finetune/rte.gin"])))
     with pytest.raises(config.ConfigError, match="fine-tuned"):
         status.describe(workdir)
+
+
+def test_a_grid_says_how_many_runs_are_finished_and_in_work(tmp_path):
+    runs = [Workdir(tmp_path / "tiny" / task / "b32-lr0.001" / f"seed{seed}") for task in ("rte", "mrpc") for seed in (1, 2)]
+    for run in runs:
+        run.folder.mkdir(parents=True)
+    runs[0].results_file.write_text("{}")
+    with runs[2].locked():
+        lines = [line.split() for line in status.describe(Workdir(tmp_path)).splitlines()]
+    assert ["tiny", "rte", "1", "0", "1"] in lines and ["tiny", "mrpc", "0", "1", "1"] in lines

@@ -116,7 +116,7 @@ def report_result(
         f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats, "
         f"{abs(below):.2f} {'below' if below >= 0 else 'above'} the {baseline.name} cross-entropy "
         f"{last[baseline.name]:.4f}; accuracy {last['eval_accuracy']:.3f}; {seconds:.0f} s in all\n"
-        f"loss curve: {picture}"
+        f"loss curve: {workdir.path.rstrip('/')}/{picture.name}"
     )
 
 

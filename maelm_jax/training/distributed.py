@@ -76,7 +76,8 @@ def joined(
                 "expected HOST:PORT, the number of processes, and this one's number from 0"
             )
     # JAX ends a process that meets nobody in time, with a message that has no address.
-    log.warning("joining the other processes at %s, where process 0 listens", coordinator)
+    place = "the address of the launcher" if coordinator == AUTO else coordinator
+    log.warning("joining the other processes at %s, where process 0 listens", place)
     try:
         jax.distributed.initialize(
             **address,

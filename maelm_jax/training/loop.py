@@ -10,6 +10,7 @@ import dataclasses
 import math
 import os
 import signal
+import sys
 import time
 import typing
 
@@ -333,8 +334,12 @@ class StepLog:
         self._bar.close()
 
     def print(self, line: str):
-        """Prints a line above the progress bar, which would draw over one of `print`."""
+        """Prints a line above the progress bar, which would draw over one of `print`.
+
+        The line is flushed, because stdout is a file under most launchers.
+        """
         self._bar.write(line)
+        sys.stdout.flush()
 
     def finish(self, step: int, values: dict) -> dict[str, float]:
         """Waits for a step and returns its metrics. Raises Diverged if they are not finite."""

@@ -1,10 +1,15 @@
 """What a run says at its start."""
 
+import json
+import time
+
 import jax
+import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.pretraining import summary
+from maelm_jax.pretraining import summary, unigram
+from maelm_jax.training.workdir import Workdir
 
 
 @pytest.mark.parametrize(("schedule", "warmup", "is_told"), [("linear", 100, True), ("wsd", 300, True), ("linear", 99, False), ("decay", 300, False)])
@@ -15,3 +20,17 @@ def test_a_warm_up_that_the_run_cuts_is_told(capsys, schedule, warmup, is_told):
     )
     summary.print_start(experiment, {}, jax.make_mesh((1,), ("data",), devices=jax.devices()[:1]), config.SpecialIds.of_size(400), [])
     assert ("Optimizer.warmup_steps" in capsys.readouterr().out) == is_told
+
+
+@pytest.mark.parametrize("place", ["gs://bucket/runs/a", "{}/runs/a"])
+def test_the_loss_curve_is_named_where_the_user_finds_it(place, tmp_path, cache, capsys, monkeypatch):
+    """On the first worker of a slice, the folder of a run in a bucket is a cache."""
+    workdir = Workdir(place.format(tmp_path))
+    monkeypatch.setattr(Workdir, "send", lambda workdir: None)
+    workdir.folder.mkdir(parents=True, exist_ok=True)
+    line = {"step": 10, "loss": 2.5, "accuracy": 0.5, "eval_loss": 2.25, "eval_accuracy": 0.5, "unigram": 3.0}
+    workdir.metrics_file.write_text(json.dumps(line) + "\n")
+    experiment = config.Experiment(run=config.Run(train_steps=10))
+    summary.report_result(workdir, experiment, time.perf_counter(), unigram.Unigram(np.zeros(8), ()))
+    assert workdir.loss_curve_file.is_file()
+    assert f"{workdir}/loss_curve.png" in capsys.readouterr().out

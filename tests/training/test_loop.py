@@ -204,6 +204,14 @@ def test_a_long_run_says_how_long_it_takes(monkeypatch, capsys, steps, seconds, 
     assert (told is None and not out) or f"take about {told} " in out
 
 
+def test_a_log_file_has_the_duration_while_the_run_goes_on(monkeypatch):
+    """Under a launcher, stdout is a file, which Python writes in blocks."""
+    log, seen = io.BytesIO(), []
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(log, 10_000), write_through=False))
+    train(monkeypatch, train_steps=11, eval_every=4000, step_seconds=lambda number: 100.0, watch=lambda number: seen.append(log.getvalue()))
+    assert b"take about" in seen[-1] and b"take about" not in seen[0]
+
+
 def test_a_resumed_run_goes_on_with_its_step_numbers(monkeypatch):
     lines, saved = train(monkeypatch, start=7)
     assert [line["step"] for line in lines] == [8, 9, 10] and saved == [10]
