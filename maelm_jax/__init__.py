@@ -32,7 +32,7 @@ def load_classifier(path):
 
     Args:
         path: The workdir of a fine-tuned run, its export, or a folder of stock transformers for
-            sequence classification.
+            sequence classification. Or a name on the Hub, ORG/NAME or ORG/NAME@REVISION.
 
     Raises:
         ConfigError: There is no such classifier, or it cannot be computed here.

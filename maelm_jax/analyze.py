@@ -26,7 +26,6 @@ runs only. held-out_loss.pdf has the losses of all runs by tokens, words and hou
 """
 
 import argparse
-import logging
 
 from maelm_jax import cli, config, storage
 from maelm_jax.analysis import ranks
@@ -34,9 +33,8 @@ from maelm_jax.analysis import ranks
 
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
+    cli.log_plain_lines()
     args, bindings = cli.arguments(_flags(), argv)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    logging.getLogger("maelm_jax").setLevel(logging.INFO)
     storage.require_local(args.workdir)
     cli.require_writable("--workdir", f"{args.workdir}/report.md")
     _check_flags(args, bindings)

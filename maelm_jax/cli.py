@@ -5,6 +5,7 @@ import collections.abc
 import errno
 import hashlib
 import io
+import logging
 import os
 import pathlib
 import platform
@@ -205,6 +206,15 @@ def parse(
         args.gin_file, args.run = [str(args.workdir.settings_file)], args.workdir
     experiment = gin_files.load(args.gin_file, bindings, runs_modules=runs_modules)
     return Command(args, experiment)
+
+
+def log_plain_lines():
+    """Lets the package log its messages as plain lines on stderr.
+
+    Call it before gin files are read: gin logs, and the first one to log decides the format.
+    """
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("maelm_jax").setLevel(logging.INFO)
 
 
 def listed(flag: str, value: str) -> list[str]:

@@ -287,7 +287,9 @@ class Corpus(Settings):
         for source in self.documents:
             is_known = source in known or source.startswith("seqio:")  # a member of a Mixture
             self.require(
-                is_known, f"documents: {source!r} is none of {', '.join(sorted(self.rates))}"
+                is_known,
+                f"documents: {source!r} is none of the sources {', '.join(sorted(self.rates))}. "
+                "Name it as a source of its own in Corpus.sources",
             )
         self.require(
             self.heldout_files is None or self.heldout_fraction is None,

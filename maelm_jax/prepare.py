@@ -17,7 +17,6 @@ command with --join when all are done. --runner=beam does both as one pipeline o
 
 import argparse
 import functools
-import logging
 
 from maelm_jax import cli, config, tables
 from maelm_jax.data import beam_runner, prepare, rows, vocabulary_training
@@ -27,6 +26,7 @@ SHORT = 8  # documents are short if so many of them fit into a row
 
 def main(argv: list[str]) -> int:
     """Prepares the rows and prints their statistics."""
+    cli.log_plain_lines()
     parser = _flags()
     beam_flags = [flag for flag in argv if flag.startswith("--beam_")]
     own_flags = [flag for flag in argv if flag not in beam_flags]
@@ -34,7 +34,6 @@ def main(argv: list[str]) -> int:
     check_division(args)
     if beam_flags and args.runner != "beam":
         raise config.ConfigError(f"{beam_flags[0]}: give --runner=beam as well")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     if args.run or experiment.run.init_from or experiment.run.continue_from:
         from maelm_jax.pretraining import start  # imports JAX
 

@@ -18,7 +18,6 @@ Corpus.rows_dir. The same command resumes the run from its newest checkpoint. Ex
 checkpoint, and so does Ctrl-C in a run of one process.
 """
 
-import logging
 import time
 
 from maelm_jax import cli, config
@@ -27,6 +26,7 @@ from maelm_jax import cli, config
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
     began = time.perf_counter()
+    cli.log_plain_lines()
     flags = cli.parser(__doc__)
     flags.add_argument(
         "--dry_run",
@@ -59,8 +59,6 @@ def main(argv: list[str]) -> int:
         )
     if not args.workdir.in_bucket:
         cli.require_writable("--workdir", str(args.workdir.settings_file))
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    logging.getLogger("maelm_jax").setLevel(logging.INFO)
 
     from maelm_jax import plan
     from maelm_jax.pretraining import run, start

@@ -48,6 +48,25 @@ def test_an_array_job_leaves_out_a_bad_file_and_says_so(text, tmp_path):
     assert f"{tmp_path}/text/c.jsonl:1" in done.stderr
 
 
+def test_what_is_logged_is_a_plain_line(text, tmp_path):
+    """Also after gin has logged, which sets a format unless there is one."""
+    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "Sentence number {number}."}}\n' for number in range(40)) + '{"text": ""}\n')
+    done = call(
+        "prepare",
+        "--gin_file=tiny.gin",
+        f"--gin.TEXT_FILES={tmp_path}/texts.jsonl",
+        f"--gin.Corpus.rows_dir={tmp_path}/rows",
+        "--gin.Corpus.processes=1",
+        "--gin.Corpus.heldout_fraction=0.3",
+        f"--gin.Vocabulary.file={next(text.glob('rows/vocabulary-*.model'))}",
+    )
+    assert done.status == 0, done.stderr
+    lines = done.stderr.splitlines()
+    source = f"files:{tmp_path}/texts.jsonl: "
+    assert [line for line in lines if line.startswith(source) and "without text" in line]
+    assert [line for line in lines if line.startswith(source) and f"{tmp_path}/rows" in line], "where the rows are"
+
+
 def test_rows_of_a_continued_run_have_the_ids_of_its_encoder(text, tmp_path, capsys):
     argv = [
         "--gin_file=continue.gin",

@@ -5,6 +5,7 @@ import dataclasses
 import fcntl
 import functools
 import gzip
+import hashlib
 import importlib
 import io
 import json
@@ -33,6 +34,7 @@ SHARED = ROOT.parent / "shared" / "data"  # beside a checkout, or not there
 # Parameter trees to {path: leaf} and back.
 flatten = functools.partial(traverse_util.flatten_dict, sep="/")
 unflatten = functools.partial(traverse_util.unflatten_dict, sep="/")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"  # of the cache that `fill_cache` writes
 STEPS = 60  # of the run that `training` describes
 
 
@@ -329,6 +331,22 @@ def stock_folder(folder: pathlib.Path, name: str, auto: str, vocabulary) -> path
     tokenizer.write(folder, vocabulary, 48, families.FAMILIES[settings.model_type].pair)
     (folder / "sentencepiece.model").unlink()
     return folder
+
+
+def fill_cache(cache: pathlib.Path, folder: pathlib.Path):
+    """Writes the cache of org/name with the files of a folder, as huggingface_hub lays it out."""
+    root = cache / "models--org--name"
+    snapshot = root / "snapshots" / COMMIT
+    for part in ("blobs", "refs"):
+        (root / part).mkdir(parents=True)
+    for revision in ("main", "v1"):
+        (root / "refs" / revision).write_text(COMMIT)
+    for file in (path for path in folder.rglob("*") if path.is_file()):
+        name = file.relative_to(folder)
+        blob = root / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
+        shutil.copy(file, blob)
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).symlink_to(pathlib.Path(*[".."] * (1 + len(name.parts)), "blobs", blob.name))
 
 
 def padded_ids(texts: list[str], vocabulary, length: int) -> np.ndarray:

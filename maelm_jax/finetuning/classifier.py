@@ -7,7 +7,7 @@ import typing
 from flax import traverse_util
 
 from maelm_jax import config, storage
-from maelm_jax.encoders import adoption, families, family, layouts, opened, weight_files
+from maelm_jax.encoders import adoption, families, family, hub, layouts, opened, weight_files
 from maelm_jax.finetuning import glue
 from maelm_jax.finetuning.labels import AnyOf, Labels, OneOf, Score
 from maelm_jax.finetuning.predict import FinishedModel, FinishedRun
@@ -48,6 +48,8 @@ class Classifier:
     @classmethod
     def load(cls, path: str | os.PathLike) -> typing.Self:
         """Loads a classifier as `maelm_jax.load_classifier`."""
+        if hub.is_name(os.fspath(path)):
+            return cls(ExportedModel(pathlib.Path(hub.download(os.fspath(path)).folder)))
         workdir = Workdir(pathlib.Path(path).expanduser())
         if not workdir.is_run and (workdir.folder / STOCK_CONFIG).is_file():
             return cls(ExportedModel(workdir.folder))

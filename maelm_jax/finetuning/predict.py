@@ -93,9 +93,13 @@ class FinishedRun(FinishedModel):
             reports = table.read(workdir).values() if workdir else ()
             models = [report["model"] for by_task in reports for report in by_task.values()]
             model = next(filter(None, models), None)  # None: all seeds of the task diverged
-            named = storage.inside(workdir.folder, model).path if model else ""
-            hint = f"; in this table, give --workdir={named}" if model else ""
-            raise config.ConfigError(f"{flag} needs --workdir=RUN of a fine-tuned run{hint}")
+            hint = (
+                f". In this table, give {storage.inside(workdir.folder, model).path}"
+                if model
+                else ""
+            )
+            named = f"{workdir} is none" if workdir else "give --workdir=RUN"
+            raise config.ConfigError(f"{flag} needs a fine-tuned run, and {named}{hint}")
         results = Results.of_run(workdir)
         if not workdir.checkpoints.is_dir():
             reason = results.diverged or "only the chosen cell of a grid keeps its own"

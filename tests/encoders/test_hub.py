@@ -12,14 +12,13 @@ import urllib.parse
 
 import numpy as np
 import pytest
-from testing import finish, start
+from testing import COMMIT, fill_cache, finish, start
 
 from maelm_jax import cli, config, embed
 from maelm_jax.encoders import hub, opened, recipes
 from maelm_jax.finetuning import initial_encoder
 
 constants = pytest.importorskip("huggingface_hub.constants")
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
     {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
@@ -37,22 +36,6 @@ def exported(copy_export, tmp_path) -> pathlib.Path:
     (folder / "2_Dense" / "pytorch_model.bin").write_text("of a module")
     (folder / "tf_model.h5").write_text("for another program")
     return folder
-
-
-def fill_cache(cache: pathlib.Path, folder: pathlib.Path):
-    """Writes the cache of org/name with the files of a folder, as huggingface_hub lays it out."""
-    root = cache / "models--org--name"
-    snapshot = root / "snapshots" / COMMIT
-    for part in ("blobs", "refs"):
-        (root / part).mkdir(parents=True)
-    for revision in ("main", "v1"):
-        (root / "refs" / revision).write_text(COMMIT)
-    for file in (path for path in folder.rglob("*") if path.is_file()):
-        name = file.relative_to(folder)
-        blob = root / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
-        shutil.copy(file, blob)
-        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
-        (snapshot / name).symlink_to(pathlib.Path(*[".."] * (1 + len(name.parts)), "blobs", blob.name))
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from testing import stock_folder, write_text
+from testing import fill_cache, stock_folder, write_text
 
 import maelm_jax
 from maelm_jax import config, export, finetune
@@ -88,6 +88,28 @@ def test_the_classifier_of_a_stranger_scores_the_state_that_its_folder_says(voca
         maelm_jax.load_classifier(stock)
     (stock / "config.json").write_text(json.dumps(settings | {"classifier_pooling": "mean"}))
     assert len(maelm_jax.load_classifier(stock).labels) == 2
+
+
+def test_a_name_on_the_hub_is_read_from_the_cache(run, tmp_path, monkeypatch):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    workdir, kind = run
+    assert export.main([f"--workdir={workdir}", f"--output={tmp_path / 'out'}", "--no-verify"]) == 0
+    fill_cache(tmp_path / "cache", tmp_path / "out")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    ours = numbers(maelm_jax.load_classifier("org/name@v1").predict(TEXTS), kind)
+    assert np.array_equal(ours, numbers(maelm_jax.load_classifier("out").predict(TEXTS), kind))
+    with pytest.raises(config.ConfigError, match="org/other"):
+        maelm_jax.load_classifier("org/other")
+
+
+@pytest.mark.parametrize("name", ["here/absent", "absent", "here"])
+def test_a_folder_that_is_none_is_named(tmp_path, monkeypatch, name):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(config.ConfigError, match=name):
+        maelm_jax.load_classifier(name)
 
 
 def test_what_is_no_classifier_is_refused(pretrained, tmp_path):
