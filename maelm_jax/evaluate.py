@@ -148,7 +148,7 @@ def _probe(args: argparse.Namespace) -> int:
     for data in tasks:
         probes = {name: probe.score(encoder, data) for name, encoder in encoders.items()}
         print(probe.table(dict(zip(pairs.shorten(list(probes)), probes.values(), strict=True))))
-        for note in data.task.notes:
+        for note in dict.fromkeys(data.task.notes):
             print(note)
         for name, one in probes.items():
             scores.append({"model": name, **one._asdict(), "layers": one.layers.tolist()})
