@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
 
 def _score_pairs(args: argparse.Namespace) -> int:
     """Scores the models on minimal pairs. Returns the exit status."""
-    from maelm_jax.measuring import pairs, scoring
+    from maelm_jax.measuring import pairs
     from maelm_jax.training import checkpoint
 
     read, scores = pairs.read(args.pairs, args.pairs_per_paradigm), {}
@@ -115,7 +115,7 @@ def _score_pairs(args: argparse.Namespace) -> int:
     for path in paths:
         open_scorer = functools.partial(_open_scorer, path, args=args)
         for encoder in checkpoint.read_each(_steps(path, args), open_scorer):
-            name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
+            name = _name(path, encoder.step)
             scores[name] = pairs.score(encoder, read, name, args.temperature)
     if args.floor:
         scores |= _score_floor(paths[0], read, args)
@@ -134,7 +134,7 @@ def _score_pairs(args: argparse.Namespace) -> int:
 def _probe(args: argparse.Namespace) -> int:
     """Scores linear probes of the models. Returns the exit status."""
     from maelm_jax.encoders.opened import load_model
-    from maelm_jax.measuring import pairs, probe, scoring
+    from maelm_jax.measuring import pairs, probe
     from maelm_jax.training import checkpoint
 
     tasks = [probe.read(folder) for folder in cli.listed("--probe", args.probe)]
@@ -142,19 +142,33 @@ def _probe(args: argparse.Namespace) -> int:
     for path in cli.listed("--models", args.models):
         open_encoder = functools.partial(load_model, path)
         for encoder in checkpoint.read_each(_steps(path, args), open_encoder):
-            name = scoring.name_model(str(checkpoint.split_name(path).workdir), encoder.step)
+            name = _name(path, encoder.step)
             encoders[name] = encoder
     scores = []
     for data in tasks:
         probes = {name: probe.score(encoder, data) for name, encoder in encoders.items()}
         print(probe.table(dict(zip(pairs.shorten(list(probes)), probes.values(), strict=True))))
-        for note in data.task.notes:
+        for note in dict.fromkeys(data.task.notes):
             print(note)
         for name, one in probes.items():
             scores.append({"model": name, **one._asdict(), "layers": one.layers.tolist()})
     if args.output:
         _write(args.output, {"probe": args.probe, "scores": scores})
     return 0
+
+
+def _name(path: str, step: int | None) -> str:
+    """Returns how a model is called in a table: by its words if the run keeps the step for them."""
+    from maelm_jax.measuring import scoring
+    from maelm_jax.training import checkpoint, kept_steps
+    from maelm_jax.training.workdir import Kind
+
+    workdir = checkpoint.split_name(path).workdir
+    kept = kept_steps.of_run(workdir) if workdir.kind is Kind.RUN else {}
+    for name, kept_step in kept.items():
+        if kept_step == step and name.startswith(kept_steps.AFTER_WORDS):
+            return f"{workdir}, {name}"
+    return scoring.name_model(str(workdir), step)
 
 
 def _open_scorer(path: str, step: int | None, args: argparse.Namespace):

@@ -65,7 +65,7 @@ def _kept_checkpoints(name: str, step: int | None) -> dict[str, int]:
 
     Raises ConfigError if `step` is given, `name` is no run, or it has none.
     """
-    from maelm_jax.training import checkpoint, kept_steps, run_rows
+    from maelm_jax.training import checkpoint, kept_steps
     from maelm_jax.training.workdir import Kind
 
     workdir, named = checkpoint.split_name(str(name))
@@ -74,9 +74,8 @@ def _kept_checkpoints(name: str, step: int | None) -> dict[str, int]:
     workdir.fetch()
     if workdir.kind is not Kind.RUN:
         raise config.ConfigError(f"--all_kept: {workdir} is no run of pretraining")
-    experiment = workdir.read_settings()
     saved = checkpoint.all_steps(workdir)
-    kept = kept_steps.by_name(experiment.run, run_rows.words_per_row(workdir))
+    kept = kept_steps.of_run(workdir)
     present = {name: step for name, step in kept.items() if step in saved}
     if not present:
         raise config.ConfigError(

@@ -56,6 +56,10 @@ def distance_buckets(positions, buckets, max_distance):
     return torch.where(distance.abs() < exact, distance.abs(), far) + half * (distance > 0)
 
 
+class DecoderError(Exception):
+    """WEIGHTS is missing or does not fit. `pipeline` would hide an OSError or a ValueError."""
+
+
 class Attention(nn.Module):
     """Multi-head attention. `bias` [B, 1 or H, L, L] is added to the scores."""
 
@@ -259,14 +263,14 @@ class MaeLmForMaskedLM(PreTrainedModel):
         try:
             file = cached_file(name, WEIGHTS, **{key: kwargs[key] for key in HUB if key in kwargs})
         except OSError as error:
-            raise OSError(
+            raise DecoderError(
                 f"{name} has no {WEIGHTS}, which holds the decoder: export the run again"
             ) from error
         state, expected = from_file(load_file(file)), model.own_state()
         for key in sorted(state.keys() | expected.keys()):
             shapes = [tuple(x[key].shape) if key in x else None for x in (state, expected)]
             if shapes[0] != shapes[1]:
-                raise ValueError(
+                raise DecoderError(
                     f"{name}: {WEIGHTS} does not fit config.json: {key} is {shapes[0]}, expected "
                     f"{shapes[1]}. Use the files of one export"
                 )

@@ -114,10 +114,11 @@ def test_the_report(report):
     assert "does not rank encoders" in said
 
 
-def test_runs_get_the_names_that_the_user_gives(runs, tmp_path, monkeypatch):
+def test_runs_get_the_names_that_the_user_gives(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(figures, "draw", lambda *_: {})
     flags = [f"--runs={runs['mae']}", f"--workdir={tmp_path}", "--tokens=6000", "--sets=3"]
     assert analyze.main([*flags, "--names=MAE-LM with a name"]) == 0
+    assert reports.BRACKETS in capsys.readouterr().out, "what the brackets of the printed table are"
     assert json.loads((tmp_path / "ranks.json").read_text())["runs"][0]["name"] == "MAE-LM with a name"
     with pytest.raises(config.ConfigError, match="--names"):
         analyze.main([*flags, "--names=MAE-LM,MLM"])

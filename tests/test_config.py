@@ -41,6 +41,11 @@ def test_every_config_loads_with_every_macro_and_objective(name):
         assert gin_files.load([*files, "recipes/hybrid.gin"], MACROS).objective.causal_rows == fractions.Fraction(1, 16)
 
 
+@pytest.mark.parametrize("name", ["babylm.gin", "babylm_small.gin"])
+def test_the_configs_of_the_challenge_take_its_dev_files(name):
+    assert gin_files.load([name], [*MACROS, "Corpus.heldout_files='some/*.dev'"]).corpus.heldout_share == 0.0
+
+
 def test_every_ablation_loads_over_a_size_and_leaves_mlm_without_a_decoder():
     for ablation in ABLATIONS:
         for name in ("base.gin", *MODERN):

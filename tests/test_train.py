@@ -153,5 +153,9 @@ def test_checkpoints_at_words_are_kept_and_exported_by_the_names_of_the_challeng
     assert {path.name for path in exported.iterdir()} == set(at)
     for name, step in at.items():
         assert np.array_equal(load_encoder(exported / name).params["head/bias"], load_encoder(run, step).params["head/bias"])
+    (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "A cat sat.", "sentence_bad": "A cat sit."}\n')
+    scored = call("evaluate", f"--models={run}", f"--pairs={tmp_path / 'pairs.jsonl'}", "--all_steps", f"--output={tmp_path / 'scores.json'}")
+    models = [score["model"] for score in json.loads((tmp_path / "scores.json").read_text())["scores"]]
+    assert scored.status == 0 and f"{run}, chck_0.001M" in models and f"{run}, step {max(kept)}" in models
     refused = call("export", f"--workdir={exported / 'step_8'}", f"--output={tmp_path / 'other'}", "--all_kept")
     assert refused.status == 2 and "is no run" in refused.stderr

@@ -132,7 +132,11 @@ def prepare(
             shutil.rmtree(parts, ignore_errors=True)  # also of a process that was killed
     except Unavailable as error:
         key = f"rows-{hash_settings(corpus, vocabulary)}"
-        return open_record(rows.recall_instead(corpus, key, error), corpus)
+        record = rows.recall(corpus, key)
+        if record is None:
+            raise
+        log.warning("%s; taking what was prepared before for these settings", error)
+        return open_record(record, corpus)
     manifests = {
         source: rows.read_manifest(rows.path_of(corpus, name)) for source, name in names.items()
     }

@@ -8,7 +8,6 @@ as zeros.
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import pathlib
 import typing
@@ -30,7 +29,6 @@ BUCKET_CACHE = 2_000_000_000
 BUCKET_REQUESTS = 256  # at a time, each of one chunk; not measured. TensorStore's default is 32.
 # Errors of a bucket or network that does not answer, as TensorStore's messages begin.
 FAILURES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED", "INTERNAL")
-log = logging.getLogger(__name__)
 
 
 class Rows:
@@ -292,12 +290,3 @@ def recall(corpus: Corpus, name: str) -> typing.Any | None:
         return storage.read_json(path_of(corpus, f"{name}.json"))
     except FileNotFoundError:
         return None
-
-
-def recall_instead(corpus: Corpus, name: str, reason: Unavailable) -> typing.Any:
-    """`recall`, where the text or its rows are not. Raises `reason` if nothing was kept."""
-    value = recall(corpus, name)
-    if value is None:
-        raise reason
-    log.warning("%s; taking what was prepared before for these settings", reason)
-    return value

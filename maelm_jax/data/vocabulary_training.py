@@ -54,8 +54,11 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
             with _temporary_lock(pathlib.Path(f"{path}.lock")):
                 if not os.path.exists(path):
                     storage.write(path, _train_on(corpus, rates, settings).content)
-    except Unavailable as error:
-        path = rows.path_of(corpus, rows.recall_instead(corpus, pointer, error))
+    except Unavailable:
+        name = rows.recall(corpus, pointer)
+        if name is None:
+            raise
+        path = rows.path_of(corpus, name)  # without a warning: the rows have one
     rows.remember(corpus, pointer, os.path.basename(path))
     return vocabularies.load(path)
 

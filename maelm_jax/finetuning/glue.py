@@ -193,7 +193,7 @@ def find_files(spec: Spec, settings: config.Finetune) -> tuple:
         absent = "train.tsv" if train is None else "dev file"
         raise config.ConfigError(
             f"{spec.name}: no {absent} in {settings.data_dir} ({spec.folder}/, also in its glue/). "
-            "Give the folder with --gin.DATA_DIR=FOLDER"
+            "Give the folder with --gin.DATA_DIR=FOLDER, or other tasks with --gin.Finetune.tasks"
         )
     return train, dev
 

@@ -128,7 +128,8 @@ class QuestionTask(Task):
             if path is None:
                 raise config.ConfigError(
                     f"{self.name}: no {name} in {self.settings.data_dir} (also in its squad/). "
-                    "Give the folder with --gin.DATA_DIR=FOLDER"
+                    "Give the folder with --gin.DATA_DIR=FOLDER, or other tasks with "
+                    "--gin.Finetune.tasks"
                 )
         return paths
 

@@ -183,8 +183,16 @@ def _group(pairs: list[Pair], counted: np.ndarray) -> list[Paradigm]:
     counts: dict[tuple[str, str], list[float]] = {}
     for pair, credit in zip(pairs, counted.tolist(), strict=True):
         counts.setdefault((pair.phenomenon, pair.paradigm), []).append(credit)
+    # One pair says nothing of the variance of its paradigm: that of all pairs is not smaller.
+    of_all = counted.var(ddof=1) if len(counted) > 1 else 0.0
     return [
-        Paradigm(paradigm, phenomenon, len(of_pairs), float(np.mean(of_pairs)), np.var(of_pairs))
+        Paradigm(
+            paradigm,
+            phenomenon,
+            len(of_pairs),
+            float(np.mean(of_pairs)),
+            float(np.var(of_pairs, ddof=1) if len(of_pairs) > 1 else of_all),
+        )
         for (phenomenon, paradigm), of_pairs in sorted(counts.items())
     ]
 

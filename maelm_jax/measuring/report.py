@@ -16,6 +16,10 @@ DECODER_NOTE = (
     "The held-out loss of a run with a decoder is that of encoder and decoder together. The "
     "decoder is discarded after pretraining, so the loss does not rank encoders."
 )
+BRACKETS = (
+    "In brackets: lowest and highest rank of disjoint sets of tokens. The rank of a small set is a "
+    "little lower than that of all tokens."
+)
 
 
 def write(results: dict, workdir: Workdir) -> str:
@@ -29,7 +33,8 @@ def write(results: dict, workdir: Workdir) -> str:
     files = figures.draw(results, folder)
     storage.write(folder / RANKS_FILE, json.dumps(_rounded(results)) + "\n")
     storage.write(folder / "report.md", render(results, files))
-    summary = [runs_table(results), last_layer_table(results), mask_table(results)]
+    brackets = BRACKETS if any(run["sets"] > 1 for run in results["runs"]) else ""
+    summary = [runs_table(results), last_layer_table(results), brackets, mask_table(results)]
     return "\n\n".join([*filter(None, summary), str(folder / "report.md")])
 
 
@@ -237,10 +242,9 @@ def _definition(results: dict) -> str:
     return (
         f"The effective rank at tau = {tau} is the smallest k such that the k largest squared "
         f"singular values of the (tokens x width) matrix of hidden states hold at least {tau} of "
-        f"their sum. The states are not centred. {tokens} {masks} In brackets: lowest and highest "
-        "rank of disjoint sets of tokens. The rank of a small set is a little lower than that of "
-        f"all tokens. Nothing is reported from fewer than {ranks.LEAST_PER_DIMENSION} tokens a "
-        "dimension. Layer 0 is the input of the first layer."
+        f"their sum. The states are not centred. {tokens} {masks} {BRACKETS} Nothing is reported "
+        f"from fewer than {ranks.LEAST_PER_DIMENSION} tokens a dimension. Layer 0 is the input of "
+        "the first layer."
     )
 
 

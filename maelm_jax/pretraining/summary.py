@@ -61,6 +61,12 @@ def print_passes(run: config.Run, rows: prepare.Prepared, kept: dict[str, int]):
     if kept:
         listed = ", ".join(f"{name} (step {step:,})" for name, step in kept.items())
         print(f"kept checkpoints: {listed}")
+    words = rows.words_per_row and rows.words_per_row * run.batch_size * run.train_steps
+    if run.keep_at_words and words and words < (first := min(run.keep_at_words)):
+        print(
+            f"Run.keep_at_words begins at {first:,} words, and the run reads {words:,.0f}: no "
+            "checkpoint is kept for them. Set smaller numbers"
+        )
 
 
 def print_cost(terms: dict[str, float], peak: float | None):

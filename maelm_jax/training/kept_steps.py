@@ -1,6 +1,10 @@
 """The checkpoints of a run that stay besides the newest ones, and the names of their exports."""
 
 from maelm_jax import config
+from maelm_jax.training import run_rows
+from maelm_jax.training.workdir import Workdir
+
+AFTER_WORDS = "chck_"  # how the names of `Run.keep_at_words` begin
 
 
 def by_name(run: config.Run, words_per_row: float | None) -> dict[str, int]:
@@ -31,6 +35,11 @@ def by_name(run: config.Run, words_per_row: float | None) -> dict[str, int]:
             )
         for words in run.keep_at_words:
             step = max(round(words / (words_per_row * run.batch_size)), 1)
-            names[f"chck_{words / 1e6:.12g}M"] = step
+            names[f"{AFTER_WORDS}{words / 1e6:.12g}M"] = step
     chosen = [(name, step) for name, step in names.items() if step <= run.train_steps]
     return dict(sorted(chosen, key=lambda one: one[1]))
+
+
+def of_run(workdir: Workdir) -> dict[str, int]:
+    """Returns `by_name` of a run of pretraining."""
+    return by_name(workdir.read_settings().run, run_rows.words_per_row(workdir))

@@ -17,7 +17,7 @@ import pytest
 from testing import ROOT, english, write_corpus
 
 from maelm_jax import config, storage
-from maelm_jax.data import batches, prepare, readers, rows, sources
+from maelm_jax.data import batches, prepare, readers, rows, sources, vocabulary_training
 
 
 def files_of(corpus) -> dict[str, bytes]:
@@ -375,6 +375,16 @@ def test_rows_copied_to_a_machine_without_the_text_are_used(corpus, vocabulary, 
     assert "prepared before" in caplog.text
     with pytest.raises(readers.Unavailable):
         prepare.prepare(dataclasses.replace(corpus, sequence_length=32), vocabulary)
+
+
+def test_a_wrong_glob_of_heldout_files_claims_no_earlier_rows(corpus, tmp_path, caplog):
+    (tmp_path / "a.dev").write_text("A document that is held out.")
+    settings, right = config.Vocabulary(size=500), dataclasses.replace(corpus, heldout_fraction=None, heldout_files=f"{tmp_path}/*.dev")
+    vocabulary_training.vocabulary_for(settings, right)
+    wrong = dataclasses.replace(right, heldout_files=f"{tmp_path}/*.test")
+    with pytest.raises(readers.Unavailable, match=r"\*\.test"):
+        prepare.prepare(wrong, vocabulary_training.vocabulary_for(settings, wrong))
+    assert not caplog.text
 
 
 def test_rows_on_a_read_only_disk_are_read(corpus, vocabulary, tmp_path, monkeypatch):

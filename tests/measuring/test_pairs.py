@@ -94,6 +94,18 @@ def test_the_interval_covers_the_mean_over_paradigms():
     assert np.mean(covered) == pytest.approx(0.95, abs=0.02)
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_interval_covers_the_mean_with_few_pairs_a_paradigm(count):
+    draw, shares = np.random.default_rng(0), np.linspace(0.3, 0.9, 54)
+    sample = [pairs.Pair("", "", f"{number}", "") for number in range(54) for _ in range(count)]
+    covered = []
+    for _ in range(400):
+        good = draw.random(54 * count) < np.repeat(shares, count)
+        accuracy = pairs.mean_accuracy(pairs.by_paradigm(sample, np.stack([good, 1 - good], axis=1)))
+        covered.append(abs(accuracy.mean - shares.mean()) <= accuracy.half)
+    assert np.mean(covered) > 0.92
+
+
 def by_word_masks(vocabulary, row: list[int], first: int = 1) -> list[list[int]]:
     """For each slot the slots that PLL-word-l2r masks: it, and what follows of its word."""
     continues, masks = vocabulary.special.continues_word, []

@@ -6,8 +6,10 @@ import time
 import jax
 import numpy as np
 import pytest
+from testing import english, write_corpus
 
 from maelm_jax import config
+from maelm_jax.data import prepare, vocabulary_training
 from maelm_jax.pretraining import summary, unigram
 from maelm_jax.training.workdir import Workdir
 
@@ -34,3 +36,11 @@ def test_the_loss_curve_is_named_where_the_user_finds_it(place, tmp_path, cache,
     summary.report_result(workdir, experiment, time.perf_counter(), unigram.Unigram(np.zeros(8), ()))
     assert workdir.loss_curve_file.is_file()
     assert f"{workdir}/loss_curve.png" in capsys.readouterr().out
+
+
+def test_numbers_of_words_that_a_run_does_not_reach_are_told_at_its_start(capsys, tmp_path):
+    text = english()
+    rows = prepare.prepare(write_corpus(tmp_path, text), vocabulary_training.train(text, config.Vocabulary(size=400)))
+    for first, is_told in ((10**6, True), (10, False)):
+        summary.print_passes(config.Run(batch_size=4, train_steps=3, keep_at_words=[first, 10**9]), rows, {})
+        assert ("Run.keep_at_words" in capsys.readouterr().out) == is_told
