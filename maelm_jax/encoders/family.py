@@ -202,7 +202,7 @@ def find_head(params: dict[str, np.ndarray], results: Results | None) -> FineTun
     classes, labels = len(bias), tuple(results.labels if results else ())
     if results and results.problem_type == "":
         return FineTunedHead(task_class, labels, has_stock_class=False)
-    if classes == 1:
+    if classes == 1 and not labels:
         return FineTunedHead(task_class)
     if len(labels) != classes:
         raise config.ConfigError(
