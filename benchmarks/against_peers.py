@@ -45,8 +45,10 @@ over.
 """
 
 import argparse
+import collections.abc
 import concurrent.futures
 import datetime
+import functools
 import json
 import math
 import os
@@ -61,6 +63,9 @@ import typing
 
 import numpy as np
 
+if typing.TYPE_CHECKING:
+    from maelm_jax.data import rows, vocabularies
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -70,6 +75,7 @@ HELDOUT_ROWS = 1024
 HELDOUT_RATE = 0.15
 CHECKPOINTS = 10  # of a run, at equal distances
 OUR_BATCH_SIZE = 16
+PEER_BATCH_SIZES = (8, 16)  # that a PyTorch arm tries
 WARMUP_SHARE = 0.05  # of the steps, in every arm
 LOG_EVERY = 5  # steps between lines of metrics.jsonl, at which CPU time is read
 TURNS = 2  # short runs that measure the cost of an arm
@@ -88,12 +94,11 @@ class Arm(typing.NamedTuple):
     """What is compared."""
 
     flags: tuple[str, ...] = ()  # of maelm_jax.train
-    rates: tuple[float, ...] = ()  # peak learning rates that are tried; none: the recipe's
-    batch_sizes: tuple[int, ...] = (OUR_BATCH_SIZE,)  # that are tried
+    rates: tuple[float, ...] = ()  # peak learning rates that a PyTorch arm tries, ascending
 
     @property
     def is_peer(self) -> bool:
-        """Whether PyTorch trains it."""
+        """Whether PyTorch trains it. Ours have the rate of the recipe."""
         return bool(self.rates)
 
 
@@ -103,14 +108,15 @@ MODERN_LAYERS = (
     "--gin_file=recipes/modern_layers.gin",
     "--gin.Encoder.feed_forward={feed_forward}",
 )
+LOW_RATES, HIGH_RATES = (5e-4, 1e-3, 2e-3), (1e-3, 2e-3, 4e-3)
 ARMS = {
-    "bert": Arm(rates=(5e-4, 1e-3, 2e-3), batch_sizes=(8, 16)),
-    "mpnet": Arm(rates=(5e-4, 1e-3, 2e-3), batch_sizes=(8, 16)),
-    "modernbert": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
-    "bert_recipe": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
-    "modernbert_recipe": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
-    "modernbert_mask": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
-    "modernbert_ours": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
+    "bert": Arm(rates=LOW_RATES),
+    "mpnet": Arm(rates=LOW_RATES),
+    "modernbert": Arm(rates=HIGH_RATES),
+    "bert_recipe": Arm(rates=HIGH_RATES),
+    "modernbert_recipe": Arm(rates=HIGH_RATES),
+    "modernbert_mask": Arm(rates=HIGH_RATES),
+    "modernbert_ours": Arm(rates=HIGH_RATES),
     "mlm": Arm(("--gin_file=mlm.gin",)),
     "mlm_modern": Arm(("--gin_file=mlm.gin", *MODERN_LAYERS)),
     "mae_lm": Arm(),
@@ -133,6 +139,11 @@ class Choice(typing.NamedTuple):
     batch_size: int
     learning_rate: float | None = None  # peak
     initializer_range: float | None = None  # standard deviation of the initial weights
+
+    @property
+    def name(self) -> str:
+        """Its name in choices/, where no setting is None."""
+        return f"b{self.batch_size:g}-r{self.learning_rate:g}-i{self.initializer_range:g}"
 
 
 class Plan(typing.NamedTuple):
@@ -163,11 +174,9 @@ class Cost(typing.NamedTuple):
     step_seconds: float
 
     def steps(self, seconds: float) -> int:
-        """Returns the steps that fit, rounded to a multiple of CHECKPOINTS."""
-        return (
-            max(round((seconds - self.startup_seconds) / self.step_seconds / CHECKPOINTS), 1)
-            * CHECKPOINTS
-        )
+        """Returns the steps that fit, rounded to a multiple of CHECKPOINTS, at least that."""
+        steps = (seconds - self.startup_seconds) / self.step_seconds
+        return max(round(steps / CHECKPOINTS), 1) * CHECKPOINTS
 
 
 def main():
@@ -176,23 +185,25 @@ def main():
     write_inputs(args)
     variants = [(arm, size) for arm in args.arms for size in batch_sizes(args, arm)]
     for turn in range(TURNS):
-        run_on_cores(args.cores, [(measure_cost, args, turn, *variant) for variant in variants])
+        turns = [functools.partial(measure_cost, args, turn, *variant) for variant in variants]
+        run_on_cores(args.cores, turns)
     print_costs(args, variants)
     if args.costs_only:
         return
-    run_on_cores(args.cores, [(choose, args, arm) for arm in args.arms])
-    run_on_cores(
-        args.cores, [(train_and_score, args, arm, seed) for seed in args.seeds for arm in args.arms]
-    )
+    run_on_cores(args.cores, [functools.partial(choose, args, arm) for arm in args.arms])
+    runs = [(arm, seed) for seed in args.seeds for arm in args.arms]
+    run_on_cores(args.cores, [functools.partial(train_and_score, args, *run) for run in runs])
 
 
 def batch_sizes(args: argparse.Namespace, arm: str) -> tuple[int, ...]:
-    """Returns the rows a step that an arm tries."""
-    return (OUR_BATCH_SIZE,) if args.steps else ARMS[arm].batch_sizes
+    """Returns the rows a step that an arm tries. With --steps, all have the same rows."""
+    if args.steps or not ARMS[arm].is_peer:
+        return (OUR_BATCH_SIZE,)
+    return PEER_BATCH_SIZES
 
 
-def run_on_cores(cores: list[int], jobs: list[tuple]):
-    """Calls each job (function, arguments ...) with a core of its own as the last argument."""
+def run_on_cores(cores: list[int], jobs: list[collections.abc.Callable[[int], typing.Any]]):
+    """Calls each job with the number of a core that no other job uses meanwhile."""
     free = queue.Queue()
     for core in cores:
         free.put(core)
@@ -200,7 +211,7 @@ def run_on_cores(cores: list[int], jobs: list[tuple]):
     def call(job):
         core = free.get()
         try:
-            return job[0](*job[1:], core)
+            job(core)
         finally:
             free.put(core)
 
@@ -213,9 +224,12 @@ def run_on_cores(cores: list[int], jobs: list[tuple]):
 
 
 def write_inputs(args: argparse.Namespace):
-    """Writes the rows, their order, the vocabulary and the held-out rows with their masks."""
-    from maelm_jax import config, gin_files
-    from maelm_jax.data import batches, packing, prepare, sources, vocabulary_training
+    """Writes the rows, their order, the vocabulary and the held-out rows with their masks.
+
+    special.json is written last.
+    """
+    from maelm_jax import gin_files
+    from maelm_jax.data import prepare, vocabulary_training
     from maelm_jax.encoders import families, tokenizer
 
     folder = args.output / "inputs"
@@ -225,27 +239,17 @@ def write_inputs(args: argparse.Namespace):
     if record.exists() and json.loads(record.read_text()) != settings:
         sys.exit(f"{args.output} was begun with other settings ({record}): give another --output")
     write_json(record, settings)
-    missing = [seed for seed in args.seeds if not (folder / f"order-{seed}.npy").exists()]
-    if (folder / "special.json").exists() and not missing:
+    missing_seeds = [seed for seed in args.seeds if not order_file(folder, seed).exists()]
+    if (folder / "special.json").exists() and not missing_seeds:
         return
     bindings = [f"{name}={value!r}" for name, value in corpus_settings(args).items()]
     experiment = gin_files.load([CONFIGS["4x128"]], bindings)
     vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, experiment.corpus)
     (train,) = prepare.prepare(experiment.corpus, vocabulary).split("train").values()
-    for seed in missing:  # 16 epochs, in the order of maelm_jax.train
-        order = batches.Batches({"text": train}, {"text": 1.0}, 1, seed)
-        numbers = order.locate(np.arange(16 * len(train))).row
-        np.save(folder / f"order-{seed}.npy", numbers.astype(np.uint32))
+    for seed in missing_seeds:
+        write_order(order_file(folder, seed), train, seed)
     ids = train[np.arange(len(train))]
     np.save(folder / "rows.npy", ids.astype(np.uint16))
-
-    texts = sources.first_texts(config.Corpus(text_files=args.heldout), 10**9)
-    heldout = packing.pack(texts, vocabulary, LENGTH).astype(np.int32)
-    tokens = ~np.isin(heldout, vocabulary.special.never_masked)
-    draw = np.random.default_rng(0)
-    chosen = np.sort(draw.permutation(len(heldout))[:HELDOUT_ROWS])
-    masked = draw_masks(draw, tokens[chosen])
-    np.savez(folder / "heldout.npz", ids=heldout[chosen], masked=masked)
     tokenizer.write(folder, vocabulary, LENGTH, families.FAMILIES["bert"].pair)
     special = {
         "bos": vocabulary.bos,
@@ -256,10 +260,42 @@ def write_inputs(args: argparse.Namespace):
         "size": vocabulary.size,
         "rows": len(ids),
         "tokens_per_row": float((ids != vocabulary.pad).mean() * LENGTH),
+        **write_heldout(folder / "heldout.npz", args.heldout, vocabulary),
+    }
+    write_json(folder / "special.json", special)
+
+
+def order_file(folder: pathlib.Path, seed: int) -> pathlib.Path:
+    """Returns the file of the order of the rows."""
+    return folder / f"order-{seed}.npy"
+
+
+def write_order(file: pathlib.Path, train: "rows.Rows", seed: int):
+    """Writes the numbers of the rows of 16 epochs, in the order of maelm_jax.train."""
+    from maelm_jax.data import batches
+
+    order = batches.Batches({"text": train}, {"text": 1.0}, 1, seed)
+    np.save(file, order.locate(np.arange(16 * len(train))).row.astype(np.uint32))
+
+
+def write_heldout(
+    file: pathlib.Path, text: str, vocabulary: "vocabularies.Vocabulary"
+) -> dict[str, int | float]:
+    """Writes held-out rows and their masks. Returns their entries of special.json."""
+    from maelm_jax import config
+    from maelm_jax.data import packing, sources
+
+    texts = sources.first_texts(config.Corpus(text_files=text), 10**9)
+    heldout = packing.pack(texts, vocabulary, LENGTH).astype(np.int32)
+    tokens = ~np.isin(heldout, vocabulary.special.never_masked)
+    draw = np.random.default_rng(0)
+    chosen = np.sort(draw.permutation(len(heldout))[:HELDOUT_ROWS])
+    masked = draw_masks(draw, tokens[chosen])
+    np.savez(file, ids=heldout[chosen], masked=masked)
+    return {
         "heldout_masked": int(masked.sum()),
         "characters_per_token": sum(map(len, texts)) / int(tokens.sum()),
     }
-    write_json(folder / "special.json", special)
 
 
 def draw_masks(draw: np.random.Generator, tokens: np.ndarray) -> np.ndarray:
@@ -302,6 +338,7 @@ def measure_cost(args: argparse.Namespace, turn: int, arm: str, batch_size: int,
     plan = Plan(arm, args.size, 0, choice, 10**6, 10**6, folder)
     points = measure(args, plan, core, most_seconds=TURN_SECONDS)
     shutil.rmtree(folder)
+    # The first line is written when `first.step` steps are done, which are no start-up.
     first, last = points[0], points[-1]
     step = (last.seconds - first.seconds) / (last.step - first.step)
     write_json(record, Cost(first.seconds - first.step * step, step)._asdict())
@@ -437,35 +474,19 @@ def choose(args: argparse.Namespace, arm: str, core: int) -> Choice:
     First the batch size, at the middle rate, then the initial weights, then the rate. If the best
     rate is at an end, the next one beyond is tried as well, twice at most.
     """
-    rates = list(ARMS[arm].rates)
-    if not rates:
+    if not ARMS[arm].is_peer:
         return Choice(OUR_BATCH_SIZE)
     if args.peers_choice:
         return Choice(OUR_BATCH_SIZE, *args.peers_choice)
-    seconds = args.minutes * 60 * SHORT_RUN_SHARE
 
-    def loss_of(choice: Choice) -> float:
-        values = zip("bri", choice, strict=True)
-        name = "-".join([args.size, arm, *(f"{letter}{value:g}" for letter, value in values)])
-        record = args.output / "choices" / f"{name}.json"
-        if not record.exists():
-            if args.steps:
-                steps = round(args.steps * SHORT_RUN_SHARE)
-            else:
-                steps = cost_of(args, arm, choice.batch_size).steps(seconds)
-            folder = args.output / "runs" / f"choice-{name}"
-            points = measure(args, Plan(arm, args.size, 0, choice, steps, 10**6, folder), core)
-            loss = json.loads((folder / "peer.json").read_text())["checked_loss"]
-            measured = {"steps": steps, "cpu_seconds": points[-1].seconds, "loss": loss}
-            write_json(record, choice._asdict() | measured)
-            shutil.rmtree(folder)
-        return json.loads(record.read_text())["loss"]
+    def pick(choices: collections.abc.Iterable[Choice]) -> Choice:
+        return min(choices, key=lambda choice: measure_loss(args, arm, choice, core))
 
-    middle = Choice(batch_sizes(args, arm)[0], rates[1], INITIALIZER_RANGES[0])
-    best = min((middle._replace(batch_size=n) for n in batch_sizes(args, arm)), key=loss_of)
-    best = min((best._replace(initializer_range=std) for std in INITIALIZER_RANGES), key=loss_of)
+    sizes, rates = batch_sizes(args, arm), list(ARMS[arm].rates)
+    best = pick(Choice(size, rates[1], INITIALIZER_RANGES[0]) for size in sizes)
+    best = pick(best._replace(initializer_range=std) for std in INITIALIZER_RANGES)
     for _ in range(3):
-        best = min((best._replace(learning_rate=rate) for rate in rates), key=loss_of)
+        best = pick(best._replace(learning_rate=rate) for rate in rates)
         if best.learning_rate == rates[0]:
             rates.insert(0, rates[0] / 2)
         elif best.learning_rate == rates[-1]:
@@ -473,6 +494,25 @@ def choose(args: argparse.Namespace, arm: str, core: int) -> Choice:
         else:
             break
     return best
+
+
+def measure_loss(args: argparse.Namespace, arm: str, choice: Choice, core: int) -> float:
+    """Returns the held-out loss of a short run, which is trained if that has not been done."""
+    name = f"{args.size}-{arm}-{choice.name}"
+    record = args.output / "choices" / f"{name}.json"
+    if not record.exists():
+        if args.steps:
+            steps = round(args.steps * SHORT_RUN_SHARE)
+        else:
+            seconds = args.minutes * 60 * SHORT_RUN_SHARE
+            steps = cost_of(args, arm, choice.batch_size).steps(seconds)
+        folder = args.output / "runs" / f"choice-{name}"
+        points = measure(args, Plan(arm, args.size, 0, choice, steps, 10**6, folder), core)
+        loss = json.loads((folder / "peer.json").read_text())["checked_loss"]
+        measured = {"steps": steps, "cpu_seconds": points[-1].seconds, "loss": loss}
+        write_json(record, choice._asdict() | measured)
+        shutil.rmtree(folder)
+    return json.loads(record.read_text())["loss"]
 
 
 # Runs
@@ -492,7 +532,7 @@ def train_and_score(args: argparse.Namespace, arm: str, seed: int, core: int):
     if not measured.exists():
         print(f"{time.strftime('%H:%M')} {name}: {steps} steps", flush=True)
         points = measure(args, plan, core)
-        write_json(measured, {"points": [points[0], *points[20::20], points[-1]]})
+        write_json(measured, {"points": [points[0], *points[20::20], points[-1]]})  # every 20th
     scores = score(args, folder, core)
     points = json.loads(measured.read_text())["points"]
     content = describe(args, plan, cost, scores) | {

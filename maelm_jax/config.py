@@ -381,11 +381,49 @@ class Masking(Settings):
         return hash((self.rate, self.heldout_rate, self.unit, self.strategy))
 
 
+class ObjectiveKind(typing.NamedTuple):
+    """What tells one objective from another.
+
+    Attributes:
+        title: Its name in tables and cards. `{delta}` stands for the encoder_mask_fraction.
+        reads: What a card says of the masked tokens. `{share}` is the encoder_mask_fraction.
+        encoder_mask_fraction: Share of the masked positions that the encoder reads. None:
+            `Objective.mask_fraction`.
+        has_decoder: Whether a decoder predicts.
+        predicts_tokens: Whether the prediction head predicts tokens. If not, `evaluate` measures
+            the loss on the held-out rows of the run only.
+    """
+
+    title: str
+    reads: str
+    encoder_mask_fraction: float | None = 1.0
+    has_decoder: bool = False
+    predicts_tokens: bool = True
+
+
+OBJECTIVES = {
+    "mae_lm": ObjectiveKind(
+        "MAE-LM (arXiv 2302.02060)",
+        "The encoder sees none of these",
+        encoder_mask_fraction=0.0,
+        has_decoder=True,
+    ),
+    "mlm": ObjectiveKind("MLM", "The encoder reads [MASK] at these"),
+    "between": ObjectiveKind(
+        "between MAE-LM and MLM (delta {delta})",
+        "The encoder reads something at {share} of these",
+        encoder_mask_fraction=None,
+        has_decoder=True,
+    ),
+    "causal": ObjectiveKind("next tokens", ""),
+}
+
+
 @declare
 class Objective(Settings):
     """What pretraining predicts, and what the encoder sees of it (paper, sections 3 and 4.3)."""
 
-    name: typing.Literal["mae_lm", "mlm", "between", "causal"] = setting(
+    name: typing.Literal[tuple(OBJECTIVES)] = setting(
         "mae_lm",
         "`mae_lm`: no [MASK] enters the encoder, a decoder predicts. `mlm`: all do, and there is "
         "no decoder. `between`: `mask_fraction` of them do, and a decoder predicts. `causal`: next "
@@ -400,9 +438,10 @@ class Objective(Settings):
     masking: Masking = section(Masking)
 
     def check(self):
+        predicts_masked = self.name != "causal" and self.kind.predicts_tokens
         self.require(
-            self.name != "causal" or not self.causal_share,
-            "causal_share is of masked objectives: with name = 'causal' all rows are causal",
+            predicts_masked or not self.causal_share,
+            f"causal_share is of objectives that predict masked tokens, not of {self.name!r}",
         )
         self.require(
             self.causal_share == 0 or 0 < self.causal_rows < 1,
@@ -420,14 +459,27 @@ class Objective(Settings):
             )
 
     @property
+    def kind(self) -> ObjectiveKind:
+        """What tells it from other objectives."""
+        return OBJECTIVES[self.name]
+
+    @property
     def has_decoder(self) -> bool:
         """Whether a decoder predicts."""
-        return self.name in ("mae_lm", "between")
+        return self.kind.has_decoder
 
     @property
     def causal_rows(self) -> fractions.Fraction:
         """`causal_share` as n of m rows: 1/16 for 0.0625."""
         return fractions.Fraction(self.causal_share).limit_denominator(1000)
+
+    def require_tokens(self, name: str):
+        """Raises ConfigError if the model `name` predicts no tokens, so that none can be scored."""
+        if not self.kind.predicts_tokens:
+            raise ConfigError(
+                f"{name} predicts no tokens (Objective.name = {self.name!r}). Measure it with "
+                f"maelm_jax.evaluate --models={name}, on the held-out rows of its run"
+            )
 
     def require_next_tokens(self, name: str):
         """Raises ConfigError if the encoder of the model `name` does not learn next tokens."""
@@ -446,7 +498,8 @@ class Objective(Settings):
     @property
     def encoder_mask_fraction(self) -> float:
         """Share of the masked positions that the encoder reads (delta in section 4.3)."""
-        return {"mae_lm": 0.0, "between": self.mask_fraction}.get(self.name, 1.0)
+        fraction = self.kind.encoder_mask_fraction
+        return self.mask_fraction if fraction is None else fraction
 
     @property
     def visible_mask_fraction(self) -> float:
@@ -475,10 +528,14 @@ class Objective(Settings):
         return cls(name="between", mask_fraction=float(mask_fraction), masking=masking)
 
     @property
+    def unit(self) -> str:
+        """The unit of its loss."""
+        return "nats per predicted token" if self.kind.predicts_tokens else "nats"
+
+    @property
     def title(self) -> str:
         """Its name in tables and cards."""
-        titles = {"mae_lm": "MAE-LM (arXiv 2302.02060)", "mlm": "MLM", "causal": "next tokens"}
-        title = titles.get(self.name, f"between MAE-LM and MLM (delta {self.mask_fraction})")
+        title = self.kind.title.format(delta=self.encoder_mask_fraction)
         return f"{title}, {self.causal_rows} of the rows causal" if self.causal_share else title
 
 

@@ -286,7 +286,7 @@ def _front_matter(
             entries["tags"] = ["mae-lm"]
         for line in _evaluations(encoder)[-1:]:
             measured = [
-                {"type": "loss", "name": "nats a masked token", "value": line["eval_loss"]},
+                {"type": "loss", "name": experiment.objective.unit, "value": line["eval_loss"]},
                 {"type": "accuracy", "value": line["eval_accuracy"]},
             ]
     if measured:
@@ -327,13 +327,15 @@ def _describe_pretraining(encoder: OpenedModel) -> dict[str, str]:
         name: "all rows" if corpus.reads_all else f"{rate:.0%}"
         for name, rate in corpus.rates.items()
     }
+    own_head = {"left out": f"the head of the objective: {encoder.own_head}"}
     return {
         "objective": _describe_objective(experiment),
         "corpus": "; ".join(f"`{_last_part(name)}` {share}" for name, share in shares.items()),
         "started from": f"`{_last_part(started)}`" if started else "random weights",
         "steps": f"{encoder.step:,} of {run.train_steps:,}, each of {run.batch_size} rows of "
         f"{corpus.sequence_length} tokens",
-        "loss, nats a predicted token": "; ".join(losses) or "not recorded",
+        f"loss, {experiment.objective.unit}": "; ".join(losses) or "not recorded",
+        **(own_head if encoder.own_head else {}),
     }
 
 
@@ -342,11 +344,7 @@ def _describe_objective(experiment: config.Experiment) -> str:
     objective, masking = experiment.objective, experiment.objective.masking
     if objective.name == "causal":
         return f"{objective.title}: each token is predicted from those before it"
-    reads = {
-        "mlm": "The encoder reads [MASK] at these",
-        "mae_lm": "The encoder sees none of these",
-        "between": f"The encoder reads something at {objective.encoder_mask_fraction:.0%} of these",
-    }[objective.name]
+    reads = objective.kind.reads.format(share=f"{objective.encoder_mask_fraction:.0%}")
     if masking.random_fraction:
         reads += f". {masking.random_fraction:.0%} become random tokens"
     if masking.keep_fraction:

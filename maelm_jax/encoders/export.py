@@ -67,6 +67,11 @@ def check_format(format: str, encoder: "OpenedModel"):
 def _check_stock_settings(encoder: "OpenedModel"):
     """Raises ConfigError if config.json and decoder_file.FILE do not state all settings."""
     own, decoder = encoder.model.encoder, encoder.model.decoder
+    if encoder.head and not encoder.head.has_stock_class:
+        raise config.ConfigError(
+            f"{encoder.name}: no class of transformers predicts labels of its kind "
+            "(maelm_jax/finetuning/labels.py). Predict with maelm_jax.finetune --predict"
+        )
     family = families.require_stock_family(own, encoder.vocabulary.special)
     if encoder.model.causal and not family.causal_class:
         names = [name for name, one in families.FAMILIES.items() if one.causal_class]

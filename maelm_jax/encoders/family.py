@@ -154,11 +154,13 @@ class FineTunedHead:
         task_class: The end of the name of the stock class.
         labels: The names of the classes in order; empty for regression and question answering.
         has_several_labels: Whether a text can have several of them, or none.
+        has_stock_class: Whether a class of transformers predicts what the run predicts.
     """
 
     task_class: str
     labels: tuple[str, ...] = ()
     has_several_labels: bool = False
+    has_stock_class: bool = True
 
     def config_entries(self) -> dict[str, typing.Any]:
         """Returns the entries of config.json that describe the head."""
@@ -198,7 +200,9 @@ def find_head(params: dict[str, np.ndarray], results: Results | None) -> FineTun
     if bias is None:
         return None
     classes, labels = len(bias), tuple(results.labels if results else ())
-    if classes == 1:
+    if results and results.problem_type == "":
+        return FineTunedHead(task_class, labels, has_stock_class=False)
+    if classes == 1 and not labels:
         return FineTunedHead(task_class)
     if len(labels) != classes:
         raise config.ConfigError(

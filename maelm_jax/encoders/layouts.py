@@ -145,7 +145,7 @@ def export_tensors(
     if faults := _list_unmapped(mappings, {path: value.shape for path, value in params.items()}):
         raise config.ConfigError(
             f"the format does not hold every parameter: {list_faults(faults)}. Add them to its "
-            "mappings (docs/architecture.md), or train without them"
+            "mappings (CONTRIBUTING.md), or train without them"
         )
     values: dict[str, list[np.ndarray]] = {}
     for mapping in mappings:

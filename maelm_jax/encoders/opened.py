@@ -251,11 +251,21 @@ class OpenedModel:
         """Writes every file of an export except the model card, and reads them back.
 
         `dtype` is that of .safetensors. Raises ConfigError as `export.write`, and RunError if what
-        is read back is not this model.
+        is read back is not this model. A head of the objective's own, which no format holds, is
+        left out, and a printed line names it.
         """
-        written = export.write(format, folder, self, dtype)
-        read_back.check(format, find_model(folder), self, dtype)
+        if self.own_head:
+            print(f"left out, as no format holds the head of an objective: {self.own_head}")
+        params = {path: x for path, x in self.params.items() if not is_of_own_head(path)}
+        encoder = self.replace(params=params)
+        written = export.write(format, folder, encoder, dtype)
+        read_back.check(format, find_model(folder), encoder, dtype)
         return written
+
+    @property
+    def own_head(self) -> str:
+        """The names of the parameters of a head of the objective's own; "" without one."""
+        return ", ".join(filter(is_of_own_head, self.params))
 
     def save_pretrained(self, folder: str | os.PathLike):
         """Writes a new folder for stock transformers and sentence-transformers.
@@ -271,10 +281,15 @@ class OpenedModel:
         """Returns the parameters of the encoder as a tree, for `maelm.apply`."""
         return traverse_util.unflatten_dict(self.params, sep="/")["encoder"]
 
-    def read_prediction_tree(self) -> dict:
-        """Returns the parameters of `maelm.create`, which has no pooler, as a tree."""
+    def read_objective_tree(self) -> dict:
+        """Returns the parameters of pretraining, which has no pooler, as a tree."""
         tree = traverse_util.unflatten_dict(self.read_params(), sep="/")
         return {name: part for name, part in tree.items() if name != "pooler"}
+
+    def read_prediction_tree(self) -> dict:
+        """Returns the parameters of `maelm.create` as a tree."""
+        tree = self.read_objective_tree()
+        return {name: part for name, part in tree.items() if name != sharding.OWN_HEAD}
 
     @functools.cached_property
     def recipe(self) -> recipes.Recipe:
@@ -424,6 +439,7 @@ class OpenedModel:
 
     def check_predicts(self):
         """Raises ConfigError without a prediction head, or without the decoder that it reads."""
+        self.objective.require_tokens(self.name)
         needed = {"head", "decoder"} if self.model.decoder else {"head"}
         modules = {path.split("/")[0] for path in self.params}
         if missing := " and no ".join(sorted(needed - modules)):
@@ -728,12 +744,22 @@ def _make_encoder(settings: dict[str, typing.Any], path: str) -> config.Encoder:
         ) from error
 
 
+def is_of_own_head(path: str) -> bool:
+    """Returns whether a parameter is of the head of an objective's own."""
+    return path.startswith(f"{sharding.OWN_HEAD}/")
+
+
 def _check_shapes(params: dict[str, np.ndarray], shapes: layouts.Shapes, checkpoint_name: str):
     """Raises ConfigError if the parameters of a workdir contradict its config.gin or vocabulary.
 
-    A fine-tuned run holds only the encoder and its own head, so only the encoder is compared.
+    A fine-tuned run holds only the encoder and its own head, so only the encoder is compared. An
+    objective with a head of its own may have no token head.
     """
     stored = {path: value.shape for path, value in params.items()}
+    if own_head := {path for path in stored if is_of_own_head(path)}:
+        stored = {path: shape for path, shape in stored.items() if path not in own_head}
+        modules = {path.split("/")[0] for path in stored} | {"encoder"}
+        shapes = {path: shape for path, shape in shapes.items() if path.split("/")[0] in modules}
     if any(path.split("/")[0] in sharding.TASK_HEADS for path in stored):
         stored, shapes = (
             {path: shape for path, shape in part.items() if path.startswith("encoder/")}

@@ -49,6 +49,14 @@ class Labels(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def problem_type(self) -> str:
+        """The name in transformers of what `predict` does with the scores; "" if it has none.
+
+        Without one, exports are refused.
+        """
+
+    @property
+    @abc.abstractmethod
     def metrics(self) -> tuple[str, ...]:
         """Names in `metrics.METRICS` for a task without metrics of its own, the main one first."""
 
@@ -124,6 +132,8 @@ class Labels(abc.ABC):
 class OneOf(Labels):
     """One class. The loss is the cross-entropy. Targets are int32 [n]."""
 
+    problem_type = "single_label_classification"
+
     @property
     def metrics(self):
         return ("accuracy", "macro_f1", "f1") if len(self.names) == 2 else ("accuracy", "macro_f1")
@@ -182,6 +192,8 @@ class AnyOf(Labels):
     """
 
     separator: str = ","
+
+    problem_type = "multi_label_classification"
 
     @property
     def metrics(self):
@@ -251,6 +263,8 @@ class Score(Labels):
     low: float = 0.0
     high: float = 1.0
     is_cut: bool = True
+
+    problem_type = "regression"
 
     @property
     def outputs(self):

@@ -113,6 +113,8 @@ class Task(abc.ABC):
         selected_by: The best evaluation has the highest mean of these metrics. Empty: of the score.
         columns: The columns of the table of results.
         labels: Names of the classes; empty without classes. `read` may find them.
+        problem_type: The name in transformers of what is predicted; "" if it has none; None of a
+            task that predicts no label of a text.
         notes: Lines about the data that was read, for the user.
     """
 
@@ -123,6 +125,7 @@ class Task(abc.ABC):
     main_metric: str
     selected_by: tuple[str, ...] = ()
     columns: tuple[Column, ...]
+    problem_type: str | None = None
 
     def __init__(self, name: str, settings: config.Finetune, results: Results | None = None):
         """Makes a task. `results` are those of the finished run whose model is used, if any."""

@@ -247,7 +247,8 @@ def started_from(experiment: config.Experiment) -> str | None:
 def read_loss_curve(run: MeasuredRun) -> dict[str, list]:
     """Returns the evaluations of a pretraining run, after those of the runs that it goes on from.
 
-    Runs with another held-out loss, as those of a causal phase, are left out.
+    Runs with another held-out loss, as those of a causal phase, are left out, and so are losses of
+    which no unigram cross-entropy is known: they do not compare.
 
     Returns:
         Lists `tokens` (of training), `losses` (nats) and `unigrams` (unigram cross-entropy, nats).

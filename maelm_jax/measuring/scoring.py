@@ -46,7 +46,7 @@ class TrainedModel(typing.NamedTuple):
         return self.opened.length
 
     @property
-    def objective(self) -> objectives.MaskedTokens:
+    def objective(self) -> objectives.Objective:
         """The objective whose loss is measured."""
         sizes = (self.vocabulary.size, self.vocabulary.special)
         return objectives.create(self.experiment, *sizes, backends.one_device())
@@ -54,7 +54,7 @@ class TrainedModel(typing.NamedTuple):
     def read(self, step: int | None) -> tuple[int | None, dict]:
         """Reads a checkpoint. Returns its step, and the parameters of the objective as a tree."""
         opened = find_model(self.path, step) if self.opened.workdir else self.opened
-        params = opened.read_prediction_tree()
+        params = opened.read_objective_tree()
         return opened.step, params  # the step of the weights that were read
 
 
@@ -70,7 +70,8 @@ class Score(typing.NamedTuple):
     loss: float  # mean, in nats
     half: float | None  # half of its 95% interval over batches of rows; None for one batch
     accuracy: float  # share of masked tokens that have the largest logit
-    # Loss of a model that knows only how often each token is in the training rows; None without.
+    # Loss of a model that knows only how often each token is in the training rows; None if
+    # the rows are gone, or no tokens are predicted.
     unigram: float | None
 
 
@@ -158,13 +159,15 @@ def _recorded_rows(
 def token_frequencies(path: str) -> np.ndarray | None:
     """Returns -log of the frequency of each id in the training rows of a run, float64 [ids].
 
-    None if the model is no run of pretraining, or its rows are gone or in a bucket.
+    None if the model is no run of pretraining that predicts tokens, or its rows are gone or in a
+    bucket.
     """
     workdir, _ = checkpoint.split_name(path)
     if workdir.kind is not Kind.RUN:
         return None
     model = open_model(workdir.path, [None], needs_rows=False)
-    return None if model.rows is None else model.objective.make_baseline(model.rows).token_nll
+    baseline = model.rows and model.objective.make_baseline(model.rows)
+    return baseline and baseline.token_nll
 
 
 def with_fresh_weights(encoder: OpenedModel) -> OpenedModel:
@@ -194,9 +197,10 @@ def with_comparable_masks(model: TrainedModel, rate: float, length: int, seed: i
 
     Single tokens are masked, special tokens never. The encoder reads [MASK] at as many of them as
     in pretraining: at none in MAE-LM, at all in MLM. `length` is the tokens of a row. Raises
-    ConfigError if `rate` masks less than one token of a row.
+    ConfigError if `rate` masks less than one token of a row, or if the model predicts no tokens.
     """
     experiment = model.experiment
+    experiment.objective.require_tokens(model.path)
     masking = dataclasses.replace(
         experiment.objective.masking,
         rate=rate,
@@ -230,7 +234,8 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
     def loss(params: dict, part: np.ndarray, numbers: np.ndarray):
         return objective.loss(params, part, numbers, key, False)
 
-    unigram = None if model.rows is None else objective.make_baseline(model.rows).loss(rows)
+    baseline = model.rows and objective.make_baseline(model.rows)
+    unigram = baseline and baseline.loss(rows)
     measured = []
     for number, params in checkpoint.read_each(model.steps, model.read):
         name = name_model(model.path, number)

@@ -109,8 +109,10 @@ def _find_unit_starts(
         return slots
     if unit == "word":
         begins = ~jnp.take(_continues_word(special), ids)
-    else:
+    elif unit == "span":
         begins = jax.random.bernoulli(key, SPAN_ENDS, ids.shape)
+    else:
+        raise ValueError(f"Masking.unit={unit!r} has no case in maelm_jax/model/masking.py")
     begins |= ~eligible | ~jnp.roll(eligible, 1)
     begins = begins.at[0].set(True)
     offset = slots - jax.lax.cummax(jnp.where(begins, slots, 0))

@@ -12,16 +12,16 @@ from maelm_jax.training import loop, sharding, step
 
 
 def make_evaluation(
-    objective: objectives.MaskedTokens,
+    objective: objectives.Objective,
     rows: np.ndarray,
-    baseline: unigram.Unigram,
+    baseline: unigram.Unigram | None,
     params: dict,
     experiment: config.Experiment,
     mesh: jax.sharding.Mesh,
     pad: int,
     next_tokens: objectives.MaskedTokens | None = None,
 ) -> collections.abc.Callable[[step.State], loop.Evaluation]:
-    """Returns a function that measures a state: eval_loss, eval_accuracy and the baseline's loss.
+    """Returns a function that measures a state: eval_loss, eval_accuracy and a baseline's loss.
 
     The held-out `rows` are int32 [R, L]. `params` gives structure and shapes of the parameters.
     `pad` is the id of padding. With the objective `next_tokens`, eval_causal_loss is its loss of
@@ -29,10 +29,11 @@ def make_evaluation(
     """
     run = experiment.run
     batches = in_batches(rows, run.batch_size // run.accumulate, sharding.row_shards(mesh), pad)
-    size, baseline_loss = batches.shape[1], baseline.loss(rows)
+    size = batches.shape[1]
+    baseline_loss = {baseline.name: baseline.loss(rows)} if baseline else {}
     row_indices = sharding.local_row_indices(size, mesh)
 
-    def make_measure(measured: objectives.MaskedTokens):
+    def make_measure(measured: objectives.Objective):
         eval_step = step.make_eval_step(measured.loss, params, run.seed, mesh)
 
         def measure(params: dict) -> np.ndarray:
@@ -57,7 +58,7 @@ def make_evaluation(
         if measure_causal:
             total, _, count = measure_causal(state.params)
             values["eval_causal_loss"] = total / count
-        return loop.Evaluation(state, values | {baseline.name: baseline_loss})
+        return loop.Evaluation(state, values | baseline_loss)
 
     return evaluate
 

@@ -1,8 +1,10 @@
 """What pretraining optimises. Data, mesh, loop and checkpoints are the same for every objective.
 
-A new objective is a class with the methods of `MaskedTokens`, and a case in `create`.
+A new objective is a subclass of `Objective`, a case in `choose_kind`, and a line in
+`config.OBJECTIVES` (CONTRIBUTING.md).
 """
 
+import abc
 import collections.abc
 import dataclasses
 import typing
@@ -26,26 +28,29 @@ def create(
     special: config.SpecialIds,
     target: backends.Target | None = None,
     strategy: masking.Strategy | None = None,
-) -> "MaskedTokens":
+) -> "Objective":
     """Returns the objective of an experiment.
 
     `target` is that of `maelm.create`. `strategy` is that of `Masking.strategy`, if loaded. What
     reads a run leaves it out, and masks all tokens alike.
     """
-    definition = maelm.create(experiment.model, vocabulary_size, special, target)
-    kind = HybridRows if experiment.objective.causal_share else MaskedTokens
+    kind = choose_kind(experiment.objective)
+    definition = kind.define(experiment.model, vocabulary_size, special, target)
     return kind(experiment, vocabulary_size, special, definition, target, strategy)
 
 
+def choose_kind(objective: config.Objective) -> type["Objective"]:
+    """Returns the class of an objective."""
+    return HybridRows if objective.causal_share else MaskedTokens
+
+
 @dataclasses.dataclass(frozen=True)
-class MaskedTokens:
-    """Predict the tokens at masked slots: MAE-LM, MLM and between (paper, section 3).
+class Objective(abc.ABC):
+    """What a run optimises. The subclasses are the objectives.
 
-    Next tokens are predicted in the same way. There each token counts as masked, and the encoder
-    reads those before it.
-
-    Masks and dropout depend on (key, the row's number in the global batch). They are therefore the
-    same on every mesh, with any number of hosts and microbatches.
+    Parameters of an objective's own are in the module `own_head` (`sharding.OWN_HEAD`). They are
+    replicated over the devices, checkpoints hold them, and exports leave them out with a line that
+    names them.
     """
 
     experiment: config.Experiment
@@ -55,6 +60,63 @@ class MaskedTokens:
     target: backends.Target | None = None
     strategy: masking.Strategy | None = None
 
+    @staticmethod
+    def define(
+        model: config.Model,
+        vocabulary_size: int,
+        special: config.SpecialIds,
+        target: backends.Target | None,
+    ) -> maelm.Definition:
+        """Returns the model. By default it has the encoder, the decoder and the token head."""
+        return maelm.create(model, vocabulary_size, special, target)
+
+    @property
+    @abc.abstractmethod
+    def description(self) -> str:
+        """What the loss is, and of which part of the model."""
+
+    @abc.abstractmethod
+    def loss(
+        self,
+        params: dict,
+        rows: Int[Array, "B L"],
+        row_numbers: UInt32[Array, " B"],
+        key: Key[Array, ""],
+        train: bool,
+    ) -> loss.Sums:
+        """Sums the loss of a batch of rows, and what it is a mean over. It is a `step.LossFn`.
+
+        Randomness depends on (key, row number) alone, so that it is the same on every mesh. Rows of
+        padding, which fill the last batch of an evaluation, count nothing.
+        """
+
+    def init(self, key: Key[Array, ""]) -> dict:
+        """Returns fresh parameters."""
+        return self.definition.init(key)
+
+    def evaluated(self) -> "Objective":
+        """Returns the objective of evaluations: its mask rate is the held-out one."""
+        return dataclasses.replace(self, experiment=self.experiment.evaluated)
+
+    def make_baseline(self, rows: prepare.Prepared) -> unigram.Unigram | None:
+        """Returns what a useful encoder must beat, from the training rows. None: it is unknown."""
+        return None
+
+    def set_initial_values(self, params: dict, baseline: unigram.Unigram | None):
+        """Sets initial values that depend on the baseline. By default there are none."""
+        return
+
+
+class MaskedTokens(Objective):
+    """Predict the tokens at masked slots: MAE-LM, MLM and between (paper, section 3).
+
+    Next tokens are predicted in the same way. There each token counts as masked, and the encoder
+    reads those before it.
+
+    Masks and dropout depend on (key, the row's number in the global batch). They are therefore the
+    same on every mesh, with any number of hosts and microbatches.
+    """
+
     @property
     def description(self) -> str:
         """What the loss is, and of which part of the model."""
@@ -63,10 +125,6 @@ class MaskedTokens:
         if not self.experiment.decoder:
             return "loss of the encoder, which reads [MASK] at masked tokens"
         return "loss of the decoder, which is discarded after pretraining"
-
-    def init(self, key: Key[Array, ""]) -> dict:
-        """Returns fresh parameters."""
-        return self.definition.init(key)
 
     def loss(
         self,
@@ -91,10 +149,6 @@ class MaskedTokens:
         network = maelm.apply(self.definition.graph, params)
         prediction = network.predict(inputs, dropout_keys)
         return loss.masked_cross_entropy(prediction, inputs)
-
-    def evaluated(self) -> "MaskedTokens":
-        """Returns the objective of evaluations: its mask rate is the held-out one."""
-        return dataclasses.replace(self, experiment=self.experiment.evaluated)
 
     def left_to_right(self) -> "MaskedTokens":
         """Returns the objective of next tokens, with the encoder and the head of this model."""

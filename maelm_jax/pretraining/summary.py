@@ -80,8 +80,10 @@ def print_cost(terms: dict[str, float], peak: float | None):
         print(f"MFU is left out: PEAK_FLOPS of maelm_jax/training/flops.py does not list {kind}")
 
 
-def print_baseline(baseline: unigram.Unigram, heldout: np.ndarray):
-    """Prints the loss that a useful encoder is below."""
+def print_baseline(baseline: unigram.Unigram | None, heldout: np.ndarray):
+    """Prints the loss that a useful encoder is below, if it is known."""
+    if baseline is None:
+        return
     print(
         f"{baseline.name} cross-entropy of the held-out tokens: {baseline.loss(heldout):.4f} nats; "
         "an encoder that has learned something is below it",
@@ -93,12 +95,12 @@ def report_result(
     workdir: Workdir,
     experiment: config.Experiment,
     began: float,
-    baseline: unigram.Unigram,
+    baseline: unigram.Unigram | None,
 ):
     """Prints the result of a finished run and draws its loss curve.
 
     `began` is time.perf_counter() at the start of the command. A useful encoder is below the loss
-    of `baseline`.
+    of `baseline`, if there is one.
     """
     seconds = time.perf_counter() - began
     steps, lines = experiment.run.train_steps, metrics.read(workdir)
@@ -113,15 +115,20 @@ def report_result(
         labels["trained_label"] = f"training (one batch), at mask rate {trained:g}"
         labels["heldout_label"] = f"held-out, at mask rate {heldout:g}"
     picture = workdir.loss_curve_file
-    metrics.plot(
-        picture, metrics.read_curves(workdir), baseline.name, last[baseline.name], **labels
-    )
+    labels["unit"] = experiment.objective.unit
+    compared = ""
+    if baseline:
+        labels |= {"baseline_name": baseline.name, "baseline": last[baseline.name]}
+        below = last[baseline.name] - last["eval_loss"]
+        compared = (
+            f", {abs(below):.2f} {'below' if below >= 0 else 'above'} the {baseline.name} "
+            f"cross-entropy {last[baseline.name]:.4f}"
+        )
+    metrics.plot(picture, metrics.read_curves(workdir), **labels)
     workdir.send()
-    below = last[baseline.name] - last["eval_loss"]
     print(
-        f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats, "
-        f"{abs(below):.2f} {'below' if below >= 0 else 'above'} the {baseline.name} cross-entropy "
-        f"{last[baseline.name]:.4f}; accuracy {last['eval_accuracy']:.3f}; {seconds:.0f} s in all\n"
+        f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats{compared}; "
+        f"accuracy {last['eval_accuracy']:.3f}; {seconds:.0f} s in all\n"
         f"loss curve: {workdir.path.rstrip('/')}/{picture.name}"
     )
 

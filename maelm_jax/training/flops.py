@@ -47,7 +47,7 @@ def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str
     layer; a layer with local attention has the keys of its window. Causal attention counts as full
     attention. The encoder counts its V slots. The decoder counts L slots, or M if it computes the
     masked slots only. The head counts M slots. With `Objective.causal_share`, each term is that of
-    the two kinds of rows in their shares.
+    the two kinds of rows in their shares. A head of an objective's own does not count.
     """
     if share := experiment.objective.causal_share:
         objective = dataclasses.replace(experiment.objective, causal_share=0.0)
@@ -71,7 +71,9 @@ def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str
         unseen = 1.0 - min(own.local_attention, visible) / visible
         local = own.layers - len(range(0, own.layers, own.global_every))
         encoder_attention *= 1.0 - unseen * local / own.layers
-    head = rows * 6.0 * masked * own.width * (own.width + maelm.table_rows(vocabulary_size))
+    head = 0.0
+    if experiment.objective.kind.predicts_tokens:
+        head = rows * 6.0 * masked * own.width * (own.width + maelm.table_rows(vocabulary_size))
     decoder = StackFlops(0.0, 0.0)
     if experiment.decoder:
         decoder = _decoder_flops(experiment.decoder, own, rows, length, sizes)

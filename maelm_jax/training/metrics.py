@@ -251,15 +251,17 @@ def read_curves(workdir: Workdir, last_step: int | None = None) -> list[Curve]:
 def plot(
     path: pathlib.Path,
     curves: list[Curve],
-    baseline_name: str,
-    baseline: float,
+    baseline_name: str = "",
+    baseline: float | None = None,
+    unit: str = "nats per predicted token",
     trained_label: str = "training (one batch)",
     heldout_label: str = "held-out",
 ):
     """Writes a figure of the losses by tokens, as .png and .pdf.
 
-    The last of `curves` is the run, after the runs that it goes on from. `baseline` is a loss in
-    nats, drawn as a horizontal line. A model that has learned something is below it.
+    The last of `curves` is the run, after the runs that it goes on from. `unit` is
+    that of the losses. `baseline` is a loss, drawn as a horizontal line. A model that has learned
+    something is below it.
     """
     pyplot = plotting.pyplot()
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
@@ -276,9 +278,10 @@ def plot(
         axes.plot(*evaluated.T, label=heldout_label if is_last else None, **style)
         if curve.first_token:
             axes.axvline(curve.first_token, color=plotting.REFERENCE, linewidth=0.8)
-    label = f"{baseline_name} {baseline:.2f}"
-    axes.axhline(baseline, linestyle="--", color=plotting.REFERENCE, label=label)
-    axes.set(xlabel="tokens", ylabel="loss (nats per predicted token)")
+    if baseline is not None:
+        label = f"{baseline_name} {baseline:.2f}"
+        axes.axhline(baseline, linestyle="--", color=plotting.REFERENCE, label=label)
+    axes.set(xlabel="tokens", ylabel=f"loss ({unit})")
     names = ", then ".join(curve.name for curve in curves)
     axes.set_title(f"Loss of {names} by tokens trained on", wrap=True)
     axes.legend()

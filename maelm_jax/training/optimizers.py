@@ -251,6 +251,11 @@ def _rates(done: np.ndarray, settings: config.Optimizer, steps: int, start: floa
     fallen = np.clip((done - (steps - falling)) / max(falling, 1), 0, 1)
     if settings.schedule == "cosine":
         fallen = (1 - np.cos(np.pi * fallen)) / 2
+    elif settings.schedule not in ("linear", "wsd"):
+        raise ValueError(
+            f"Optimizer.schedule={settings.schedule!r} has no case in "
+            "maelm_jax/training/optimizers.py"
+        )
     rates = np.where(done < warmup, rising, peak * (1 - fallen))
     return rates.astype(np.float32)
 

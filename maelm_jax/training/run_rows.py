@@ -149,7 +149,12 @@ def describe_differences(models: list, rows: list[np.ndarray], seeds: list[int])
     measured on its own `rows` [R, L], with masks of its own seed.
     """
     objectives = [model.experiment.evaluated.objective for model in models]
+    losses = [
+        "predicted tokens" if objective.kind.predicts_tokens else objective.name
+        for objective in objectives
+    ]
     compared = {
+        "losses": losses,
         "vocabularies": [model.vocabulary.fingerprint[:12] for model in models],
         "rows": [f"{len(x)} of {x.shape[1]}, CRC-32 {zlib.crc32(x.tobytes()):08x}" for x in rows],
         "masks": [

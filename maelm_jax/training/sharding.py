@@ -12,6 +12,7 @@ from maelm_jax import config
 
 TASK_HEADS = ("classifier", "span", "token")  # modules of fine-tuned runs, beside the encoder
 _TASK_HEADS = "|".join(TASK_HEADS)
+OWN_HEAD = "own_head"  # module of an objective that needs parameters beside encoder and head
 _BLOCKS = "(encoder|decoder)/blocks/(attention|cross_attention|feed_forward)"
 # Every parameter's path matches exactly one rule. Blocks have a leading layer axis. Linear kernels
 # are [in, out]. `tensor` shards the first kernel of a pair along its output and the second along
@@ -31,9 +32,10 @@ RULES = (
     (r"head/bias", PartitionSpec("tensor")),
     (rf"(({_TASK_HEADS})/(dense|out)|span)/(kernel|bias)", PartitionSpec()),
     (rf"({_TASK_HEADS})/norm/scale", PartitionSpec()),
+    (rf"{OWN_HEAD}/.+", PartitionSpec()),
 )
 # The first names of parameter paths.
-TOP_LEVEL_MODULES = ("encoder", "decoder", "head", *TASK_HEADS)
+TOP_LEVEL_MODULES = ("encoder", "decoder", "head", OWN_HEAD, *TASK_HEADS)
 BATCH_AXES = ("data", "fsdp")  # rows are sharded over these
 BATCH = PartitionSpec(BATCH_AXES)
 
@@ -46,8 +48,8 @@ def partition_spec(path: str) -> PartitionSpec:
     matches = [spec for pattern, spec in RULES if re.fullmatch(pattern, path)]
     if len(matches) != 1:
         raise config.RunError(
-            f"the parameter {path} matches {len(matches)} sharding rules. "
-            "Give it exactly one in RULES of maelm_jax/training/sharding.py"
+            f"the parameter {path} matches {len(matches)} sharding rules. Give it exactly one in "
+            "RULES of maelm_jax/training/sharding.py, which also has the TOP_LEVEL_MODULES"
         )
     return matches[0]
 

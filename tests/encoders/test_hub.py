@@ -77,7 +77,7 @@ def test_what_the_cache_does_not_have_is_one_line(offline, name, step, message):
 def test_a_folder_of_that_name_wins(offline, exported):
     shutil.copytree(exported, offline / "org" / "name")
     assert opened.find_model("org/name").path == "org/name" and opened.find_model("org/name").hub_name is None
-    with pytest.raises(config.ConfigError, match="did you mean org/name"):
+    with pytest.raises(config.ConfigError, match="org/name"):
         opened.find_model("org/nane")
 
 

@@ -119,15 +119,15 @@ def test_what_does_not_score_left_to_right_is_refused(runs, tmp_path):
     output = f"--output={tmp_path / 'out'}"
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"sentence_good": "a", "sentence_bad": "b"}) + "\n")
     for command, argv, message in (
-        (export, [f"--workdir={runs['mpnet']}", output], "MPNet has no causal mask"),
+        (export, [f"--workdir={runs['mpnet']}", output], "MPNet"),
         (export, [f"--workdir={runs['causal']}", output, "--format=reference"], "causal|PyTorch"),
-        (evaluate, [f"--models={runs['plain']}", f"--pairs={tmp_path}/pairs.jsonl", "--left_to_right"], "has not learned next tokens"),
-        (evaluate, [f"--models={runs['plain']}", f"--text={tmp_path}/pairs.jsonl", "--left_to_right"], "has not learned next tokens"),
+        (evaluate, [f"--models={runs['plain']}", f"--pairs={tmp_path}/pairs.jsonl", "--left_to_right"], "Objective.causal_share"),
+        (evaluate, [f"--models={runs['plain']}", f"--text={tmp_path}/pairs.jsonl", "--left_to_right"], "Objective.causal_share"),
         (evaluate, [f"--models={runs['mlm']}", f"--text={tmp_path}/pairs.jsonl", "--left_to_right", "--rate=0.2"], "--rate"),
         (evaluate, [f"--models={runs['mlm']}", "--probe=somewhere", "--left_to_right"], "--probe"),
     ):
         with pytest.raises(config.ConfigError, match=message):
             command.main(argv)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(config.ConfigError, match="causal encoder"):
+    with pytest.raises(config.ConfigError, match=str(runs["causal"])):
         maelm_jax.load_encoder(runs["causal"])

@@ -37,6 +37,8 @@ VARIANTS = {
     "mpnet, renumbered": ({}, {"objective": objective_of(renumber=True)}),
     "bert": (ROBERTA | {"token_types": 2}, {}),
     "distilbert": (ROBERTA | {"family": "distilbert", "layer_norm_eps": 1e-12}, {}),
+    "camembert": (ROBERTA | {"family": "camembert"}, {}),
+    "xlm-roberta": (ROBERTA | {"family": "xlm-roberta"}, {}),
     "roberta, cross-attention added": (ROBERTA | {"decoder_attention": "self+cross", "decoder_slots": "masked"}, {}),
     "modernbert": (MODERN, {}),
     "modernbert, local and narrow": (MODERN | {"layers": 3, "local_attention": 8, "global_every": 2, "decoder_width": 16}, {}),

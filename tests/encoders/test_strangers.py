@@ -64,7 +64,7 @@ def test_a_name_in_a_folder_is_read_and_written_there(folder, name, plain):
     "name", ["..", "../secret", "own/../deep/file", "/etc/passwd", "out", "out/secret", "secret", "own_secret", "zero", "nowhere", "pipe"]
 )
 def test_a_name_that_leads_out_is_refused(folder, name):
-    with pytest.raises(config.ConfigError, match="folder"):
+    with pytest.raises(config.ConfigError, match=str(folder)):
         storage.inside(folder, name)
 
 
@@ -321,7 +321,7 @@ def test_whole_numbers_are_no_weights(stock):
     name = next(name for name in tensors if name.endswith("output.dense.weight"))
     tensors[name] = (100 * tensors[name]).astype("int8")
     safetensors.numpy.save_file(tensors, stock / "model.safetensors")
-    with pytest.raises(config.ConfigError, match=f"{name} holds int8"):
+    with pytest.raises(config.ConfigError, match=f"{name}.*int8"):
         opened.find_model(stock).read_params()
 
 
@@ -341,7 +341,7 @@ def test_a_tokenizer_json_that_the_class_completes_is_compared_too(stock):
     one, other = (number for number, piece in enumerate(pieces) if piece in ("e", "a"))
     file["model"]["vocab"] |= {pieces[one]: other, pieces[other]: one}
     (stock / "tokenizer.json").write_text(json.dumps(file | {"post_processor": None}))
-    with pytest.raises(config.ConfigError, match="other ids"):
+    with pytest.raises(config.ConfigError, match="tokenizer.json"):
         tokenizer.check_ids(MPNET, stock, vocabulary)
 
 

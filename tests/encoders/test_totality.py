@@ -1,6 +1,8 @@
 """Maps between an encoder here and an export account for every setting and every parameter, or refuse. No PyTorch needed."""
 
+import ast
 import dataclasses
+import importlib.resources
 import json
 
 import hypothesis
@@ -39,6 +41,16 @@ def test_a_setting_that_a_family_neither_carries_nor_fixes_is_refused():
     family = dataclasses.replace(families.FAMILIES["bert"], fields={"layers": "num_hidden_layers"})
     misfits = family.find_misfits(BASES["bert"], config.SpecialIds.of_size(600))
     assert any("Encoder.width" in misfit for misfit in misfits)
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_an_export_with_a_decoder_names_a_class_that_travels_with_it(vocabulary, name):
+    """transformers finds it by its name in the code of the folder."""
+    encoder = random_encoder(config.Model(BASES[name], config.Decoder(layers=1)), vocabulary)
+    reference = decoder_file.make_entries(encoder)["auto_map"]["AutoModelForMaskedLM"]
+    module, class_name = reference.split(".")
+    code = importlib.resources.files("maelm_jax.encoders").joinpath(f"{module}.py").read_text()
+    assert class_name in {node.name for node in ast.parse(code).body if isinstance(node, ast.ClassDef)}
 
 
 @pytest.mark.parametrize("field", config.field_names(config.Dropout))

@@ -37,7 +37,7 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
     graph, init = heads.define(model, vocabulary.size, vocabulary.pad, head)
     fresh = jax.jit(init)(jax.random.key(1))
     params = start.load_into(fresh)
-    if model_type == "bert" and head == SENTENCE:
+    if family.pooler and head == SENTENCE:
         pooler = weight_files.read_folder(tmp_path / "stock")["pooler.dense.weight"]
         assert np.array_equal(params["classifier"]["dense"]["kernel"].T, pooler)
     rows = SENTENCE.encode([glue.Example(pair, 0, 0) for pair in PAIRS], InputFormat(vocabulary, 48, family.pair), "pairs").features

@@ -9,11 +9,12 @@ import types
 
 import numpy as np
 import pytest
-from testing import call, finish, once, send_when, start
+from testing import call, finish, in_memory, once, send_when, start
 
 from maelm_jax import config, finetune, gin_files
 from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning import grid, predict, table
+from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.training import loop
 from maelm_jax.training.workdir import Workdir
 
@@ -323,7 +324,7 @@ def test_a_logger_that_is_missing_or_named_by_a_record_is_refused(pretrained, da
     shutil.copytree(pretrained, tmp_path / "run")
     with (tmp_path / "run" / "config.gin").open("a") as file:
         file.write("Run.log_to = 'no_such_module_here:f'\n")
-    with pytest.raises(config.ConfigError, match="record"):
+    with pytest.raises(config.ConfigError, match="Run.log_to"):
         grid.plan([str(pretrained)], [str(tmp_path / "run" / "config.gin"), "finetune/rte.gin"], where)
     assert grid.plan([str(tmp_path / "run")], ["finetune/rte.gin"], where)[0].experiment.run.log_to == "tensorboard"
 
@@ -344,14 +345,14 @@ def test_more_epochs_are_tried_for_a_small_task():
 
 
 def test_seeds_that_diverged_are_named(tmp_path):
-    task = types.SimpleNamespace(notes=[], columns=(grid.sentence.Column("RTE", "accuracy"),))
+    task = grid.create_task("rte", config.Finetune())
     current = types.SimpleNamespace(task=task, main_metric="accuracy", baseline={"accuracy": 0.5})
-    planned = grid.Planned("rte", types.SimpleNamespace(name="tiny", step=None), "tiny", None, False)
+    planned = grid.Planned("rte", InitialEncoder("tiny", in_memory({}, config.Model(), None, 64), is_random=False), "tiny", None, False)
     results = [grid.Finished(Results(seed=seed, score=value, best={"accuracy": value}), "x") for seed, value in ((1, 0.7), (2, 0.5))]
     lost = grid.Finished(Results(seed=3, diverged="nan"), "x")
     report = grid._report(current, planned, {"cell": [*results, lost]}, Workdir(tmp_path))
     assert report["notes"] == ["tiny: 1 of 3 seeds diverged; the figures are those of the others"]
-    assert report["columns"]["RTE"] == {"median": 60, "least": 50, "highest": 70, "baseline": 50, "by_seed": {"1": 70, "2": 50}}
+    assert report["columns"]["RTE accuracy"] == {"median": 60, "least": 50, "highest": 70, "baseline": 50, "by_seed": {"1": 70, "2": 50}}
     assert grid._report(current, planned, {"cell": results}, Workdir(tmp_path))["notes"] == []
 
 
@@ -361,7 +362,7 @@ def test_what_pretraining_did_not_train_is_said():
     current = types.SimpleNamespace(task=types.SimpleNamespace(notes=["a note"], describe_training=lambda train: ["a count"]), data=data)
 
     def described(step, trained, max_length=512):
-        encoder = types.SimpleNamespace(step=step, vocabulary=None, source=types.SimpleNamespace(length=trained))
+        encoder = InitialEncoder("little", in_memory({}, config.Model(), None, trained, step=step), is_random=False)
         finetuning = dataclasses.replace(experiment.finetune, max_length=max_length)
         return grid.describe_data(current, grid.Planned("mnli", encoder, "little", dataclasses.replace(experiment, finetune=finetuning), False))
 

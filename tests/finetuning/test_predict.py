@@ -52,7 +52,7 @@ def test_predictions_are_kept_where_the_next_ones_fail(workdir, tmp_path):
     path = pairs(tmp_path / "test.tsv", 3)
     assert label(workdir, path) == 0
     shutil.rmtree(next((workdir / "checkpoints").iterdir()))
-    with pytest.raises(config.ConfigError, match="checkpoint"):
+    with pytest.raises(config.ConfigError, match=str(workdir)):
         label(workdir, path)
     assert labels_in(workdir / "predictions_test.tsv") == 3
 

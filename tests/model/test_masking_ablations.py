@@ -110,6 +110,11 @@ def test_without_relative_positions_only_the_position_table_orders_tokens(name):
     assert same == (name == "no_relative")
 
 
+def test_a_unit_without_a_case_is_refused():
+    with pytest.raises(ValueError, match="Masking.unit='verse'"):
+        masking._find_unit_starts(jax.random.key(0), jnp.arange(8), jnp.ones(8, bool), "verse", SPECIAL)
+
+
 @pytest.mark.parametrize("name", ["whole_words", "spans"])
 def test_units_are_masked_whole_at_the_right_rate(name):
     settings = load(name, "Masking.rate=0.15").objective

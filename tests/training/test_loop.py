@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import types
 import typing
 
 import numpy as np
@@ -93,7 +92,7 @@ def train(
 ):
     """(lines of steps, saved steps) of a run on the fake device."""
     device, evaluations = Device(), []
-    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: device.now))
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: device.now)
     run = config.Run(**{"log_every": 1, "eval_every": 4, "checkpoint_every": 1000, "train_steps": 10, "rank_every": 0} | settings)
 
     def train_step(state, number, rate):
@@ -188,7 +187,7 @@ def test_several_processes_save_when_the_clock_of_process_0_says_so(monkeypatch)
         asked.append(number)
         return 1  # its minute is over; the clock here has not moved
 
-    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(loop.jax, "process_count", lambda: 2)
     monkeypatch.setattr(loop.distributed, "from_process_zero", from_process_zero)
     clock = loop.SaveClock(config.Run(log_every=5, checkpoint_minutes=1.0))

@@ -31,6 +31,13 @@ def test_a_linear_schedule_rises_to_the_peak_and_falls_to_0():
     assert rates((0, 5, 10, 60, 110), 110, warmup_steps=10) == [0.0, 1.0, 2.0, 1.0, 0.0]
 
 
+def test_a_schedule_without_a_case_is_refused():
+    settings = config.Optimizer()
+    object.__setattr__(settings, "schedule", "steps")  # as a value of the setting that only config.py has
+    with pytest.raises(ValueError, match="Optimizer.schedule='steps'"):
+        optimizers.learning_rates(settings, 10)[0]
+
+
 def test_a_run_of_a_billion_steps_needs_no_memory_for_its_rates():
     tracemalloc.start()
     rates_of_run = optimizers.LearningRates(config.Optimizer(learning_rate=2.0, warmup_steps=10), 10**9)
