@@ -83,6 +83,10 @@ def verify(format: str, folder: pathlib.Path, encoder: OpenedModel) -> list[Repo
     """
     encoder = encoder.replace(model=dataclasses.replace(encoder.model, compute=config.Compute()))
     if format == "huggingface":
+        import transformers
+
+        transformers.utils.logging.set_verbosity_error()  # of texts that are too long, on purpose
+        transformers.utils.logging.disable_progress_bar()
         if pathlib.Path(encoder.path, "tokenizer.json").is_file():
             _compare_with_original(encoder)
         return _verify_stock(folder, encoder)
@@ -122,8 +126,6 @@ def _verify_stock(folder: pathlib.Path, encoder: OpenedModel) -> list[Report]:
     import torch
     import transformers
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     if (folder / "tokenizer.json").is_file():
         _compare_tokenizer(folder, encoder)
     length, pad = min(encoder.model.encoder.max_positions, LONGEST_LINE), encoder.vocabulary.pad

@@ -1,6 +1,7 @@
 """modeling_mae_lm.py, which travels with an MAE-LM export: transformers predicts what we predict, and an encoder trained there comes back."""
 
 import dataclasses
+import logging
 import pathlib
 import re
 import shutil
@@ -17,7 +18,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 from safetensors.torch import load_file  # noqa: E402
 
 import maelm_jax  # noqa: E402
-from maelm_jax import config  # noqa: E402
+from maelm_jax import config, export  # noqa: E402
 from maelm_jax.encoders import decoder_file, opened  # noqa: E402
 from maelm_jax.encoders.opened import load_model  # noqa: E402
 from maelm_jax.measuring import pairs  # noqa: E402
@@ -240,6 +241,14 @@ def test_a_stock_class_that_saves_the_encoder_leaves_an_encoder(copy_export, tmp
     assert back.model.decoder is None
     with pytest.raises(config.ConfigError, match="head"):
         back.fill_mask(["A [MASK]."])
+
+
+def test_an_export_of_an_export_warns_of_nothing(copy_export, tmp_path, caplog, monkeypatch):
+    folder = copy_export("mpnet", tmp_path / "folder")
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    transformers.utils.logging.set_verbosity_warning()
+    assert export.main([f"--workdir={folder}", f"--output={tmp_path / 'again'}"]) == 0
+    assert not caplog.text
 
 
 # Wrong input.
