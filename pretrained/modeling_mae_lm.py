@@ -336,6 +336,12 @@ class MaeLmBertForMaskedLM(MaeLmForMaskedLM):
     config_class = transformers.BertConfig
 
 
+class MaeLmCamembertForMaskedLM(MaeLmForMaskedLM):
+    """With the encoder CamemBERT."""
+
+    config_class = transformers.CamembertConfig
+
+
 class MaeLmDistilBertForMaskedLM(MaeLmForMaskedLM):
     """With the encoder DistilBERT."""
 
@@ -364,3 +370,9 @@ class MaeLmRobertaForMaskedLM(MaeLmForMaskedLM):
     """With the encoder RoBERTa."""
 
     config_class = transformers.RobertaConfig
+
+
+class MaeLmXLMRobertaForMaskedLM(MaeLmForMaskedLM):
+    """With the encoder XLM-RoBERTa."""
+
+    config_class = transformers.XLMRobertaConfig
