@@ -340,6 +340,12 @@ class MaeLmBertForMaskedLM(MaeLmForMaskedLM):
     config_class = transformers.BertConfig
 
 
+class MaeLmCamembertForMaskedLM(MaeLmForMaskedLM):
+    """With the encoder CamemBERT."""
+
+    config_class = transformers.CamembertConfig
+
+
 class MaeLmDistilBertForMaskedLM(MaeLmForMaskedLM):
     """With the encoder DistilBERT."""
 
@@ -368,3 +374,9 @@ class MaeLmRobertaForMaskedLM(MaeLmForMaskedLM):
     """With the encoder RoBERTa."""
 
     config_class = transformers.RobertaConfig
+
+
+class MaeLmXLMRobertaForMaskedLM(MaeLmForMaskedLM):
+    """With the encoder XLM-RoBERTa."""
+
+    config_class = transformers.XLMRobertaConfig

@@ -23,6 +23,7 @@ from maelm_jax.encoders import (
     families,
     family,
     layouts,
+    opened,
     tokenizer,
     weight_files,
 )
@@ -76,12 +77,16 @@ def verify(format: str, folder: pathlib.Path, encoder: OpenedModel) -> list[Repo
 
     The ids of the tokenizer, and every parameter in `model.pt`, must be equal. Hidden states and
     logits must agree within TOLERANCE. If the folder that the encoder was read from has a
-    tokenizer.json, its tokenizer must give the same ids too.
+    tokenizer.json, its tokenizer must give the same ids too. A head of the objective's own is in no
+    export.
 
     Raises:
         RunError: The folder does not compute what JAX computes.
     """
-    encoder = encoder.replace(model=dataclasses.replace(encoder.model, compute=config.Compute()))
+    encoder = encoder.replace(
+        model=dataclasses.replace(encoder.model, compute=config.Compute()),
+        params={path: x for path, x in encoder.params.items() if not opened.is_of_own_head(path)},
+    )
     if format == "huggingface":
         import transformers
 

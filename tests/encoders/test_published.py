@@ -146,6 +146,15 @@ def test_a_parameter_that_the_published_layout_does_not_have_is_found(workdirs, 
     assert "verification" in refuse() and gain in refuse()
 
 
+def test_a_head_of_the_objective_is_left_out_by_its_name(workdirs, tmp_path, capsys):
+    ours = maelm_jax.load_encoder(workdirs["reference"])
+    with_head = ours.replace(params=ours.params | {"own_head/kernel": np.ones((32, 1), np.float32)})
+    with_head.write("reference", tmp_path)
+    assert "own_head/kernel" in capsys.readouterr().out
+    verify.verify("reference", tmp_path, with_head)
+    assert maelm_jax.load_encoder(tmp_path).params.keys() == ours.params.keys()
+
+
 def test_a_reference_checkpoint_that_does_not_fit_is_listed(published_folders, tmp_path):
     tensors = weight_files.read_pytorch(published_folders["reference"] / "model.pt")["model"]
     tensors["surplus"] = tensors.pop("encoder.sentence_encoder.layers.1.fc2.bias")

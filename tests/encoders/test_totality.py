@@ -115,7 +115,7 @@ def test_an_import_of_an_export_is_the_identity_or_the_export_is_refused(
     try:
         model = config.Model(config.Encoder(**values, family=family.model_type if is_named else None), decoder)
         objective = config.Objective.between(delta, config.Masking(renumber=is_renumbered)) if decoder else config.Objective(name="mlm")
-        ours = dataclasses.replace(random_encoder(model, vocabulary), objective=objective)
+        ours = random_encoder(model, vocabulary).replace(objective=objective)
         folders.check_format("huggingface", ours)
         stock = folders.make_stock_model(ours)
     except config.ConfigError:
@@ -189,6 +189,17 @@ def test_an_import_refuses_a_model_with_a_parameter_that_the_format_does_not_hav
     with pytest.raises(config.ConfigError) as error:
         family.import_params(stock.tensors, own, vocabulary.pad, shapes, "folder")
     assert "encoder/blocks/attention/gain" in str(error.value)
+
+
+def test_a_head_of_the_objective_is_beside_the_model(vocabulary, tmp_path, capsys):
+    """It changes no vector and no prediction, and exports leave it out by its name."""
+    ours = random_encoder(config.Model(BASES["roberta"], config.Decoder(layers=1)), vocabulary)
+    with_head = ours.replace(params=ours.params | {"own_head/kernel": np.ones((16, 1), np.float32)})
+    assert with_head.fill_mask(["A [MASK]."]) == ours.fill_mask(["A [MASK]."])
+    np.testing.assert_array_equal(with_head.encode(["A class."]), ours.encode(["A class."]))
+    with_head.save_pretrained(tmp_path / "out")
+    assert "own_head/kernel" in capsys.readouterr().out
+    assert opened.load_model(tmp_path / "out").fill_mask(["A [MASK]."]) == ours.fill_mask(["A [MASK]."])
 
 
 # What is written is read back.
