@@ -76,7 +76,7 @@ def joined(
                 "expected HOST:PORT, the number of processes, and this one's number from 0"
             )
     # JAX ends a process that meets nobody in time, with a message that has no address.
-    place = "the address of the launcher" if coordinator == AUTO else coordinator
+    place = "the address that the launcher gives" if coordinator == AUTO else coordinator
     log.warning("joining the other processes at %s, where process 0 listens", place)
     try:
         jax.distributed.initialize(
