@@ -277,8 +277,9 @@ def _front_matter(
         if hub_name:
             entries |= {"language": "en", "datasets": [hub_name]}
         dataset = {"name": trained_on, "type": hub_name or trained_on}
-        if results.score is not None:
-            measured = [{"type": results.main_metric, "value": round(results.score, 4)}]
+        measured = [
+            {"type": metric, "value": round(value, 4)} for metric, value in results.scores.items()
+        ]
     elif experiment is not None:
         if list(experiment.corpus.rates) == ["installed_docs"]:
             entries["language"] = "en"
@@ -369,7 +370,8 @@ def _describe_fine_tuning(encoder: OpenedModel, architecture: str) -> dict[str, 
     }
     if results.score is not None:
         evaluated_on = ", ".join(results.evaluated_on.values())
-        rows["score"] = f"{results.main_metric} {results.score:.4f} on {evaluated_on}"
+        scores = ", ".join(f"{metric} {value:.4f}" for metric, value in results.scores.items())
+        rows["score"] = f"{scores} on {evaluated_on}"
     if results.labels:
         rows["labels"] = ", ".join(f"`{label}`" for label in results.labels)
     if architecture.endswith("QuestionAnswering"):

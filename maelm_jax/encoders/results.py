@@ -141,6 +141,15 @@ class Results:
     notes: list[str] = dataclasses.field(default_factory=list)
     seconds: float | None = None
 
+    @property
+    def scores(self) -> Values:
+        """The score and the other metrics of the best evaluation, {} of a run that diverged."""
+        if self.score is None:
+            return {}
+        others = {name: self.best[name] for name in self.baseline if name in self.best}
+        others = {name: x for name, x in others.items() if not name.endswith("threshold")}
+        return {self.main_metric: self.score} | others
+
     @classmethod
     def read(cls, path: str | os.PathLike) -> typing.Self:
         """Reads a file. Raises ConfigError if it does not hold results."""

@@ -158,6 +158,10 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
     scores = [{"name": name, "examples": 9, "precision": 0.5, "recall": 0.25, "f1": 0.125} for name in ("yes", "no")]
     content, text = export_tuned("rte", classifier, classes={"classes": scores, "confusion": [[7, 2], [8, 1]]})
     assert "0.1250" in text and "(confusion.png)" in text and (tmp_path / "out" / "confusion.png").is_file()
+    measured = {"accuracy": 0.625, "macro_f1": 0.125}
+    _, text = export_tuned("rte", classifier, best={"step": 3, "epoch": 1.0, **measured}, baseline={"accuracy": 0.5, "macro_f1": 0.25})
+    metrics = front_matter(text)["model-index"][0]["results"][0]["metrics"]
+    assert {metric["type"]: metric["value"] for metric in metrics} == measured and "macro_f1 0.1250" in text
     content, text = export_tuned("rte", classifier)
     assert "confusion" not in text
     assert content["architectures"] == ["MPNetForSequenceClassification"] and content["id2label"] == {"0": "yes", "1": "no"}
