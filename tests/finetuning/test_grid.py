@@ -221,7 +221,7 @@ def test_with_a_train_file_alone_columns_and_labels_are_found_and_printed(one_de
         (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Vocabulary.file=x"], "Vocabulary.file"),
         (["--predict=x.tsv", "--step=0"], "--step"),
         (["--submission=x.zip", "--step=3"], "--step"),
-        (["--predict=x.tsv"], "--workdir"),
+        (["--predict=x.tsv"], "fine-tuned run"),
         (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--output=x.tsv"], "--predict=FILE"),
         (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--score"], "--predict=FILE"),
     ],

@@ -247,7 +247,7 @@ def test_a_table_without_a_clear_model_is_refused(encoders, init_from, message, 
 
 
 def test_no_run_and_no_test_file_end_with_what_to_give(rte_run, tmp_path):
-    with pytest.raises(config.ConfigError, match="--workdir"):
+    with pytest.raises(config.ConfigError, match=tmp_path.name):
         submit(tmp_path, tmp_path / "glue.zip")
     with pytest.raises(config.ConfigError):
         submit(rte_run, tmp_path / "glue.zip")
