@@ -19,6 +19,7 @@ import logging
 import os
 import shutil
 import typing
+import warnings
 
 import jax
 import numpy as np
@@ -317,6 +318,8 @@ class Checkpoints:
             return
         is_there = self._folder.exists()
         if not (is_there and os.path.samestat(os.fstat(self._opened), os.stat(self._folder))):
+            # The run ends, and Orbax never awaits what its failed write was to do next.
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             raise RunError(
                 f"{self._workdir} was removed or renamed while the run worked in it. "
                 "To go on, start the command again with its present name"

@@ -381,6 +381,7 @@ def test_a_wrong_glob_of_heldout_files_claims_no_earlier_rows(corpus, tmp_path, 
     (tmp_path / "a.dev").write_text("A document that is held out.")
     settings, right = config.Vocabulary(size=500), dataclasses.replace(corpus, heldout_fraction=None, heldout_files=f"{tmp_path}/*.dev")
     vocabulary_training.vocabulary_for(settings, right)
+    caplog.clear()  # what a test of a command has made loggers say
     wrong = dataclasses.replace(right, heldout_files=f"{tmp_path}/*.test")
     with pytest.raises(readers.Unavailable, match=r"\*\.test"):
         prepare.prepare(wrong, vocabulary_training.vocabulary_for(settings, wrong))
