@@ -115,7 +115,7 @@ def _score_pairs(args: argparse.Namespace) -> int:
     for path in paths:
         open_scorer = functools.partial(_open_scorer, path, args=args)
         for encoder in checkpoint.read_each(_steps(path, args), open_scorer):
-            name = _name(path, encoder.step)
+            name = _name_checkpoint(path, encoder.step)
             scores[name] = pairs.score(encoder, read, name, args.temperature)
     if args.floor:
         scores |= _score_floor(paths[0], read, args)
@@ -142,7 +142,7 @@ def _probe(args: argparse.Namespace) -> int:
     for path in cli.listed("--models", args.models):
         open_encoder = functools.partial(load_model, path)
         for encoder in checkpoint.read_each(_steps(path, args), open_encoder):
-            name = _name(path, encoder.step)
+            name = _name_checkpoint(path, encoder.step)
             encoders[name] = encoder
     scores = []
     for data in tasks:
@@ -157,14 +157,15 @@ def _probe(args: argparse.Namespace) -> int:
     return 0
 
 
-def _name(path: str, step: int | None) -> str:
+def _name_checkpoint(path: str, step: int | None) -> str:
     """Returns how a model is called in a table: by its words if the run keeps the step for them."""
     from maelm_jax.measuring import scoring
-    from maelm_jax.training import checkpoint, kept_steps
+    from maelm_jax.training import checkpoint, kept_steps, run_rows
     from maelm_jax.training.workdir import Kind
 
     workdir = checkpoint.split_name(path).workdir
-    kept = kept_steps.of_run(workdir) if workdir.kind is Kind.RUN else {}
+    counted = workdir.kind is Kind.RUN and run_rows.words_per_row(workdir)
+    kept = kept_steps.read(workdir) if counted else {}
     for name, kept_step in kept.items():
         if kept_step == step and name.startswith(kept_steps.AFTER_WORDS):
             return f"{workdir}, {name}"

@@ -75,7 +75,7 @@ def _kept_checkpoints(name: str, step: int | None) -> dict[str, int]:
     if workdir.kind is not Kind.RUN:
         raise config.ConfigError(f"--all_kept: {workdir} is no run of pretraining")
     saved = checkpoint.all_steps(workdir)
-    kept = kept_steps.of_run(workdir)
+    kept = kept_steps.read(workdir)
     present = {name: step for name, step in kept.items() if step in saved}
     if not present:
         raise config.ConfigError(

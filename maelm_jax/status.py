@@ -90,7 +90,8 @@ def _describe_grid(workdir: "Workdir") -> str:
         if run.results_file.is_file():
             state = "finished"
         else:
-            state = "in work" if run.is_running else "stopped"
+            # A grid of one process has one lock for all its runs.
+            state = "in work" if run.is_running or workdir.is_running else "stopped"
         encoder, task = folder.parts[-4:-2]
         counts.setdefault((encoder, task), collections.Counter())[state] += 1
     columns = ("finished", "in work", "stopped")

@@ -68,3 +68,6 @@ def test_a_grid_says_how_many_runs_are_finished_and_in_work(tmp_path):
     with runs[2].locked():
         lines = [line.split() for line in status.describe(Workdir(tmp_path)).splitlines()]
     assert ["tiny", "rte", "1", "0", "1"] in lines and ["tiny", "mrpc", "0", "1", "1"] in lines
+    with Workdir(tmp_path).locked():  # by a grid of one process
+        lines = [line.split() for line in status.describe(Workdir(tmp_path)).splitlines()]
+    assert ["tiny", "rte", "1", "1", "0"] in lines and ["tiny", "mrpc", "0", "2", "0"] in lines

@@ -328,16 +328,17 @@ def _describe_pretraining(encoder: OpenedModel) -> dict[str, str]:
         name: "all rows" if corpus.reads_all else f"{rate:.0%}"
         for name, rate in corpus.rates.items()
     }
-    own_head = {"left out": f"the head of the objective: {encoder.own_head}"}
-    return {
+    described = {
         "objective": _describe_objective(experiment),
         "corpus": "; ".join(f"`{_last_part(name)}` {share}" for name, share in shares.items()),
         "started from": f"`{_last_part(started)}`" if started else "random weights",
         "steps": f"{encoder.step:,} of {run.train_steps:,}, each of {run.batch_size} rows of "
         f"{corpus.sequence_length} tokens",
         f"loss, {experiment.objective.unit}": "; ".join(losses) or "not recorded",
-        **(own_head if encoder.own_head else {}),
     }
+    if encoder.own_head_names:
+        described["left out"] = f"the head of the objective: {encoder.own_head_names}"
+    return described
 
 
 def _describe_objective(experiment: config.Experiment) -> str:

@@ -254,18 +254,22 @@ class OpenedModel:
         is read back is not this model. A head of the objective's own, which no format holds, is
         left out, and a printed line names it.
         """
-        if self.own_head:
-            print(f"left out, as no format holds the head of an objective: {self.own_head}")
-        params = {path: x for path, x in self.params.items() if not is_of_own_head(path)}
-        encoder = self.replace(params=params)
+        if self.own_head_names:
+            print(f"left out, as no format holds the head of an objective: {self.own_head_names}")
+        encoder = self.without_own_head()
         written = export.write(format, folder, encoder, dtype)
         read_back.check(format, find_model(folder), encoder, dtype)
         return written
 
     @property
-    def own_head(self) -> str:
+    def own_head_names(self) -> str:
         """The names of the parameters of a head of the objective's own; "" without one."""
-        return ", ".join(filter(is_of_own_head, self.params))
+        return ", ".join(filter(_is_of_own_head, self.params))
+
+    def without_own_head(self) -> "OpenedModel":
+        """Returns the model without the head of the objective's own."""
+        params = {path: x for path, x in self.params.items() if not _is_of_own_head(path)}
+        return self.replace(params=params)
 
     def save_pretrained(self, folder: str | os.PathLike):
         """Writes a new folder for stock transformers and sentence-transformers.
@@ -744,7 +748,7 @@ def _make_encoder(settings: dict[str, typing.Any], path: str) -> config.Encoder:
         ) from error
 
 
-def is_of_own_head(path: str) -> bool:
+def _is_of_own_head(path: str) -> bool:
     """Returns whether a parameter is of the head of an objective's own."""
     return path.startswith(f"{sharding.OWN_HEAD}/")
 
@@ -756,7 +760,7 @@ def _check_shapes(params: dict[str, np.ndarray], shapes: layouts.Shapes, checkpo
     objective with a head of its own may have no token head.
     """
     stored = {path: value.shape for path, value in params.items()}
-    if own_head := {path for path in stored if is_of_own_head(path)}:
+    if own_head := {path for path in stored if _is_of_own_head(path)}:
         stored = {path: shape for path, shape in stored.items() if path not in own_head}
         modules = {path.split("/")[0] for path in stored} | {"encoder"}
         shapes = {path: shape for path, shape in shapes.items() if path.split("/")[0] in modules}

@@ -23,7 +23,6 @@ from maelm_jax.encoders import (
     families,
     family,
     layouts,
-    opened,
     tokenizer,
     weight_files,
 )
@@ -83,10 +82,8 @@ def verify(format: str, folder: pathlib.Path, encoder: OpenedModel) -> list[Repo
     Raises:
         RunError: The folder does not compute what JAX computes.
     """
-    encoder = encoder.replace(
-        model=dataclasses.replace(encoder.model, compute=config.Compute()),
-        params={path: x for path, x in encoder.params.items() if not opened.is_of_own_head(path)},
-    )
+    model = dataclasses.replace(encoder.model, compute=config.Compute())
+    encoder = encoder.without_own_head().replace(model=model)
     if format == "huggingface":
         import transformers
 

@@ -49,7 +49,10 @@ class Classifier:
     def load(cls, path: str | os.PathLike) -> typing.Self:
         """Loads a classifier as `maelm_jax.load_classifier`."""
         if hub.is_name(os.fspath(path)):
-            return cls(ExportedModel(pathlib.Path(hub.download(os.fspath(path)).folder)))
+            folder = pathlib.Path(hub.download(os.fspath(path)).folder)
+            if not (folder / STOCK_CONFIG).is_file():
+                raise config.ConfigError(f"{path} has no {STOCK_CONFIG}, so it is no classifier")
+            return cls(ExportedModel(folder))
         workdir = Workdir(pathlib.Path(path).expanduser())
         if not workdir.is_run and (workdir.folder / STOCK_CONFIG).is_file():
             return cls(ExportedModel(workdir.folder))

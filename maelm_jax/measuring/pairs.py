@@ -183,7 +183,7 @@ def _group(pairs: list[Pair], counted: np.ndarray) -> list[Paradigm]:
     counts: dict[tuple[str, str], list[float]] = {}
     for pair, credit in zip(pairs, counted.tolist(), strict=True):
         counts.setdefault((pair.phenomenon, pair.paradigm), []).append(credit)
-    # One pair says nothing of the variance of its paradigm: that of all pairs is not smaller.
+    # One pair says nothing of the variance of its paradigm: that of all pairs stands in.
     of_all = counted.var(ddof=1) if len(counted) > 1 else 0.0
     return [
         Paradigm(

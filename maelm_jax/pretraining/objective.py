@@ -1,6 +1,6 @@
 """What pretraining optimises. Data, mesh, loop and checkpoints are the same for every objective.
 
-A new objective is a subclass of `Objective`, a case in `choose_kind`, and a line in
+A new objective is a subclass of `Objective`, a line in `CLASSES`, and a line in
 `config.OBJECTIVES` (CONTRIBUTING.md).
 """
 
@@ -34,14 +34,14 @@ def create(
     `target` is that of `maelm.create`. `strategy` is that of `Masking.strategy`, if loaded. What
     reads a run leaves it out, and masks all tokens alike.
     """
-    kind = choose_kind(experiment.objective)
-    definition = kind.define(experiment.model, vocabulary_size, special, target)
-    return kind(experiment, vocabulary_size, special, definition, target, strategy)
+    chosen = choose_class(experiment.objective)
+    definition = chosen.define(experiment.model, vocabulary_size, special, target)
+    return chosen(experiment, vocabulary_size, special, definition, target, strategy)
 
 
-def choose_kind(objective: config.Objective) -> type["Objective"]:
+def choose_class(objective: config.Objective) -> type["Objective"]:
     """Returns the class of an objective."""
-    return HybridRows if objective.causal_share else MaskedTokens
+    return HybridRows if objective.causal_share else CLASSES[objective.name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,3 +243,12 @@ def abstract_step(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> Abs
         step.make_train_step(objective.loss, optimizer, state, run.seed, run.accumulate, mesh),
         (state, batch, learning_rate),
     )
+
+
+# By `Objective.name`. Rows with causal ones among them are `HybridRows`.
+CLASSES: dict[str, type[Objective]] = {
+    "mae_lm": MaskedTokens,
+    "mlm": MaskedTokens,
+    "between": MaskedTokens,
+    "causal": MaskedTokens,
+}

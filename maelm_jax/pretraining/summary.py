@@ -9,7 +9,7 @@ from maelm_jax import config, tables
 from maelm_jax.data import prepare
 from maelm_jax.encoders import families
 from maelm_jax.pretraining import unigram
-from maelm_jax.training import flops, metrics, sharding
+from maelm_jax.training import flops, kept_steps, metrics, sharding
 from maelm_jax.training.workdir import Workdir
 
 
@@ -61,11 +61,10 @@ def print_passes(run: config.Run, rows: prepare.Prepared, kept: dict[str, int]):
     if kept:
         listed = ", ".join(f"{name} (step {step:,})" for name, step in kept.items())
         print(f"kept checkpoints: {listed}")
-    words = rows.words_per_row and rows.words_per_row * run.batch_size * run.train_steps
-    if run.keep_at_words and words and words < (first := min(run.keep_at_words)):
+    if run.keep_at_words and not any(name.startswith(kept_steps.AFTER_WORDS) for name in kept):
         print(
-            f"Run.keep_at_words begins at {first:,} words, and the run reads {words:,.0f}: no "
-            "checkpoint is kept for them. Set smaller numbers"
+            f"Run.keep_at_words begins at {min(run.keep_at_words):,} words, which the run does not "
+            "read: no checkpoint is kept for them. Set smaller numbers"
         )
 
 

@@ -40,6 +40,6 @@ def by_name(run: config.Run, words_per_row: float | None) -> dict[str, int]:
     return dict(sorted(chosen, key=lambda one: one[1]))
 
 
-def of_run(workdir: Workdir) -> dict[str, int]:
+def read(workdir: Workdir) -> dict[str, int]:
     """Returns `by_name` of a run of pretraining."""
     return by_name(workdir.read_settings().run, run_rows.words_per_row(workdir))

@@ -58,10 +58,10 @@ class RowLength(objectives.Objective):
 
 @pytest.fixture
 def run(text, tmp_path, monkeypatch) -> pathlib.Path:
-    """A workdir of that objective under the name "mlm", as a line of config.OBJECTIVES and a case in `choose_kind` would make it."""
+    """A workdir of that objective under the name "mlm", as a line of config.OBJECTIVES and a line in `CLASSES` would make it."""
     kind = config.ObjectiveKind("row lengths", "The encoder reads [MASK] at these", predicts_tokens=False)
     monkeypatch.setitem(config.OBJECTIVES, "mlm", kind)
-    monkeypatch.setattr(objectives, "choose_kind", lambda objective: RowLength)
+    monkeypatch.setitem(objectives.CLASSES, "mlm", RowLength)
     short = ("TRAIN_STEPS=12", "Run.eval_every=12", "Run.rank_every=0", "Run.checkpoint_every=12", "Dropout.hidden=0.0")
     settings = (f"--gin.{setting}" for setting in short)
     done = call("train", *training(text, tmp_path / "run", "--gin_file=mlm.gin", *settings))

@@ -11,6 +11,7 @@ from testing import english, write_corpus
 from maelm_jax import config
 from maelm_jax.data import prepare, vocabulary_training
 from maelm_jax.pretraining import summary, unigram
+from maelm_jax.training import kept_steps
 from maelm_jax.training.workdir import Workdir
 
 
@@ -42,5 +43,6 @@ def test_numbers_of_words_that_a_run_does_not_reach_are_told_at_its_start(capsys
     text = english()
     rows = prepare.prepare(write_corpus(tmp_path, text), vocabulary_training.train(text, config.Vocabulary(size=400)))
     for first, is_told in ((10**6, True), (10, False)):
-        summary.print_passes(config.Run(batch_size=4, train_steps=3, keep_at_words=[first, 10**9]), rows, {})
+        run = config.Run(batch_size=4, train_steps=3, keep_at_words=[first, 10**9])
+        summary.print_passes(run, rows, kept_steps.by_name(run, rows.words_per_row))
         assert ("Run.keep_at_words" in capsys.readouterr().out) == is_told
