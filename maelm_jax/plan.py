@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
         looped = experiment.compute.scan_layers
         layers = "the layers in a loop" if looped else "as a run compiles it"
         # Not of simulated devices, which small models are tried on.
-        minutes = f" (base.gin takes {'1 to 3' if looped else 'up to 7'} CPU minutes)"
+        minutes = f" (base.gin takes {'up to 3' if looped else 'up to 7'} CPU minutes)"
         duration = minutes if target.kind else ""
         print(f"compiling a microbatch of {rows:,} rows, {layers}{duration}", file=sys.stderr)
         began = time.monotonic()

@@ -336,8 +336,8 @@ def _describe_pretraining(encoder: OpenedModel) -> dict[str, str]:
         f"{corpus.sequence_length} tokens",
         f"loss, {experiment.objective.unit}": "; ".join(losses) or "not recorded",
     }
-    if encoder.own_head_names:
-        described["left out"] = f"the head of the objective: {encoder.own_head_names}"
+    if encoder.left_out:
+        described["left out"] = f"the head of the objective: {', '.join(encoder.left_out)}"
     return described
 
 

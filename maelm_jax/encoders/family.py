@@ -200,7 +200,7 @@ def find_head(params: dict[str, np.ndarray], results: Results | None) -> FineTun
     if bias is None:
         return None
     classes, labels = len(bias), tuple(results.labels if results else ())
-    if results and results.problem_type == "":
+    if results and not results.has_stock_class:
         return FineTunedHead(task_class, labels, has_stock_class=False)
     if classes == 1 and not labels:
         return FineTunedHead(task_class)

@@ -251,25 +251,32 @@ class OpenedModel:
         """Writes every file of an export except the model card, and reads them back.
 
         `dtype` is that of .safetensors. Raises ConfigError as `export.write`, and RunError if what
-        is read back is not this model. A head of the objective's own, which no format holds, is
-        left out, and a printed line names it.
+        is read back is not this model. The heads of an objective that predicts no tokens, which no
+        format holds, are left out, and a printed line names them.
         """
-        if self.own_head_names:
-            print(f"left out, as no format holds the head of an objective: {self.own_head_names}")
-        encoder = self.without_own_head()
+        if self.left_out:
+            names = ", ".join(self.left_out)
+            print(f"left out, as no format holds the head of an objective: {names}")
+        encoder = self.without_left_out()
         written = export.write(format, folder, encoder, dtype)
         read_back.check(format, find_model(folder), encoder, dtype)
         return written
 
     @property
-    def own_head_names(self) -> str:
-        """The names of the parameters of a head of the objective's own; "" without one."""
-        return ", ".join(filter(_is_of_own_head, self.params))
+    def left_out(self) -> tuple[str, ...]:
+        """The parameters that no export holds.
 
-    def without_own_head(self) -> "OpenedModel":
-        """Returns the model without the head of the objective's own."""
-        params = {path: x for path, x in self.params.items() if not _is_of_own_head(path)}
-        return self.replace(params=params)
+        They are a head of the objective's own, and a token head that predicts no tokens.
+        """
+        heads = {sharding.OWN_HEAD}
+        if not self.objective.kind.predicts_tokens:
+            heads.add("head")
+        return tuple(path for path in self.params if path.split("/")[0] in heads)
+
+    def without_left_out(self) -> "OpenedModel":
+        """Returns the model that an export holds."""
+        left_out = self.left_out
+        return self.replace(params={k: x for k, x in self.params.items() if k not in left_out})
 
     def save_pretrained(self, folder: str | os.PathLike):
         """Writes a new folder for stock transformers and sentence-transformers.
@@ -625,7 +632,8 @@ def find_workdir(workdir: Workdir, wanted: int | None) -> OpenedModel:
         params = traverse_util.flatten_dict(tree, sep="/")
         size = vocabularies.load(workdir.vocabulary_folder).size
         name = f"{workdir}, step {found.step}"
-        _check_shapes(params, _parameter_shapes(experiment.model, size), name)
+        shapes = _parameter_shapes(experiment.model, size)
+        _check_shapes(params, shapes, name, experiment.objective.kind.predicts_tokens)
         return params
 
     fields = config.field_names(config.Encoder)
@@ -748,23 +756,23 @@ def _make_encoder(settings: dict[str, typing.Any], path: str) -> config.Encoder:
         ) from error
 
 
-def _is_of_own_head(path: str) -> bool:
-    """Returns whether a parameter is of the head of an objective's own."""
-    return path.startswith(f"{sharding.OWN_HEAD}/")
-
-
-def _check_shapes(params: dict[str, np.ndarray], shapes: layouts.Shapes, checkpoint_name: str):
+def _check_shapes(
+    params: dict[str, np.ndarray],
+    shapes: layouts.Shapes,
+    checkpoint_name: str,
+    predicts_tokens: bool,
+):
     """Raises ConfigError if the parameters of a workdir contradict its config.gin or vocabulary.
 
-    A fine-tuned run holds only the encoder and its own head, so only the encoder is compared. An
-    objective with a head of its own may have no token head.
+    Of a fine-tuned run, and of an objective that predicts no tokens, only the encoder is compared:
+    they have heads of their own. No settings say what `own_head` must hold.
     """
-    stored = {path: value.shape for path, value in params.items()}
-    if own_head := {path for path in stored if _is_of_own_head(path)}:
-        stored = {path: shape for path, shape in stored.items() if path not in own_head}
-        modules = {path.split("/")[0] for path in stored} | {"encoder"}
-        shapes = {path: shape for path, shape in shapes.items() if path.split("/")[0] in modules}
-    if any(path.split("/")[0] in sharding.TASK_HEADS for path in stored):
+    stored = {
+        path: value.shape
+        for path, value in params.items()
+        if path.split("/")[0] != sharding.OWN_HEAD
+    }
+    if not predicts_tokens or any(path.split("/")[0] in sharding.TASK_HEADS for path in stored):
         stored, shapes = (
             {path: shape for path, shape in part.items() if path.startswith("encoder/")}
             for part in (stored, shapes)

@@ -91,8 +91,7 @@ class Results:
         task: The name of the task.
         labels: The names of the classes; empty without classes.
         label_separator: The separator of the labels of a text that can have several.
-        problem_type: The name in transformers of what is predicted; "" if it has none; None of a
-            task that predicts no label of a text.
+        has_stock_class: Whether a class of transformers predicts what the task predicts.
         init_from: The encoder, as in --init_from.
         seed: The seed.
         cell: The hyper-parameters, {name: value}.
@@ -119,7 +118,7 @@ class Results:
     task: str | None = None
     labels: list[str] = dataclasses.field(default_factory=list)
     label_separator: str | None = None
-    problem_type: str | None = None
+    has_stock_class: bool = True
     init_from: str | None = None
     seed: int | None = None
     cell: Values = dataclasses.field(default_factory=dict)

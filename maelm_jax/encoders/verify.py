@@ -83,7 +83,7 @@ def verify(format: str, folder: pathlib.Path, encoder: OpenedModel) -> list[Repo
         RunError: The folder does not compute what JAX computes.
     """
     model = dataclasses.replace(encoder.model, compute=config.Compute())
-    encoder = encoder.without_own_head().replace(model=model)
+    encoder = encoder.without_left_out().replace(model=model)
     if format == "huggingface":
         import transformers
 

@@ -49,11 +49,8 @@ class Labels(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def problem_type(self) -> str:
-        """The name in transformers of what `predict` does with the scores; "" if it has none.
-
-        Without one, exports are refused.
-        """
+    def has_stock_class(self) -> bool:
+        """Whether a class of transformers predicts as `predict`. If not, exports are refused."""
 
     @property
     @abc.abstractmethod
@@ -132,7 +129,7 @@ class Labels(abc.ABC):
 class OneOf(Labels):
     """One class. The loss is the cross-entropy. Targets are int32 [n]."""
 
-    problem_type = "single_label_classification"
+    has_stock_class = True
 
     @property
     def metrics(self):
@@ -193,7 +190,7 @@ class AnyOf(Labels):
 
     separator: str = ","
 
-    problem_type = "multi_label_classification"
+    has_stock_class = True
 
     @property
     def metrics(self):
@@ -264,7 +261,7 @@ class Score(Labels):
     high: float = 1.0
     is_cut: bool = True
 
-    problem_type = "regression"
+    has_stock_class = True
 
     @property
     def outputs(self):

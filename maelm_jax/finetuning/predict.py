@@ -93,13 +93,10 @@ class FinishedRun(FinishedModel):
             reports = table.read(workdir).values() if workdir else ()
             models = [report["model"] for by_task in reports for report in by_task.values()]
             model = next(filter(None, models), None)  # None: all seeds of the task diverged
-            hint = (
-                f". In this table, give {storage.inside(workdir.folder, model).path}"
-                if model
-                else ""
-            )
-            named = f"{workdir} is none" if workdir else "give --workdir=RUN"
-            raise config.ConfigError(f"{flag} needs a fine-tuned run, and {named}{hint}")
+            reason = f"{workdir} is none" if workdir else "give --workdir=RUN"
+            if model:
+                reason += f". In this table, give {storage.inside(workdir.folder, model).path}"
+            raise config.ConfigError(f"{flag} needs a fine-tuned run, and {reason}")
         results = Results.of_run(workdir)
         if not workdir.checkpoints.is_dir():
             reason = results.diverged or "only the chosen cell of a grid keeps its own"

@@ -36,7 +36,7 @@ class SentenceTask(Task):
         super().__init__(name, settings, results)
         self.spec = spec = spec or glue.spec_of(name, settings.custom)
         self.kind, self.labels = spec.kind, spec.kind.names
-        self.problem_type = spec.kind.problem_type
+        self.has_stock_class = spec.kind.has_stock_class
         self.selected_by = () if self.labels else spec.metrics
         self.main_metric = spec.metrics[0]
         # GLUE's columns are the paper's.

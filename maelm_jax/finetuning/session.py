@@ -372,7 +372,7 @@ class Run:
             task=task.name,
             labels=list(task.labels),
             label_separator=self.experiment.finetune.custom.label_separator,
-            problem_type=task.problem_type,
+            has_stock_class=task.has_stock_class,
             init_from=self.encoder.name,
             seed=self.experiment.run.seed,
             cell=cell_of(grid),

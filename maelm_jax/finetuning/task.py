@@ -113,8 +113,7 @@ class Task(abc.ABC):
         selected_by: The best evaluation has the highest mean of these metrics. Empty: of the score.
         columns: The columns of the table of results.
         labels: Names of the classes; empty without classes. `read` may find them.
-        problem_type: The name in transformers of what is predicted; "" if it has none; None of a
-            task that predicts no label of a text.
+        has_stock_class: Whether a class of transformers predicts what the task predicts.
         notes: Lines about the data that was read, for the user.
     """
 
@@ -125,7 +124,7 @@ class Task(abc.ABC):
     main_metric: str
     selected_by: tuple[str, ...] = ()
     columns: tuple[Column, ...]
-    problem_type: str | None = None
+    has_stock_class: bool = True
 
     def __init__(self, name: str, settings: config.Finetune, results: Results | None = None):
         """Makes a task. `results` are those of the finished run whose model is used, if any."""

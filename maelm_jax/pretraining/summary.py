@@ -114,7 +114,6 @@ def report_result(
         labels["trained_label"] = f"training (one batch), at mask rate {trained:g}"
         labels["heldout_label"] = f"held-out, at mask rate {heldout:g}"
     picture = workdir.loss_curve_file
-    labels["unit"] = experiment.objective.unit
     compared = ""
     if baseline:
         labels |= {"baseline_name": baseline.name, "baseline": last[baseline.name]}
@@ -123,7 +122,8 @@ def report_result(
             f", {abs(below):.2f} {'below' if below >= 0 else 'above'} the {baseline.name} "
             f"cross-entropy {last[baseline.name]:.4f}"
         )
-    metrics.plot(picture, metrics.read_curves(workdir), **labels)
+    unit = experiment.objective.unit
+    metrics.plot(picture, metrics.read_curves(workdir), unit, **labels)
     workdir.send()
     print(
         f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats{compared}; "

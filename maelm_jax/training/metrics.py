@@ -251,17 +251,17 @@ def read_curves(workdir: Workdir, last_step: int | None = None) -> list[Curve]:
 def plot(
     path: pathlib.Path,
     curves: list[Curve],
+    unit: str,
     baseline_name: str = "",
     baseline: float | None = None,
-    unit: str = "nats per predicted token",
     trained_label: str = "training (one batch)",
     heldout_label: str = "held-out",
 ):
     """Writes a figure of the losses by tokens, as .png and .pdf.
 
-    The last of `curves` is the run, after the runs that it goes on from. `unit` is
-    that of the losses. `baseline` is a loss, drawn as a horizontal line. A model that has learned
-    something is below it.
+    The last of `curves` is the run, after the runs that it goes on from. `unit` is that of the
+    losses. `baseline` is a loss, drawn as a horizontal line. A model that has learned something is
+    below it.
     """
     pyplot = plotting.pyplot()
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")

@@ -175,7 +175,7 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
     assert content["problem_type"] == "multi_label_classification" and "A text has the labels whose logit is above 0" in text
     (tmp_path / "rte" / "results.json").write_text(json.dumps(results | {"labels": ["one"]}))
     assert "results.json" in refuse(tmp_path / "rte", tmp_path / "out2")
-    (tmp_path / "rte" / "results.json").write_text(json.dumps(results | {"problem_type": ""}))
+    (tmp_path / "rte" / "results.json").write_text(json.dumps(results | {"has_stock_class": False}))
     assert "labels.py" in refuse(tmp_path / "rte", tmp_path / "out2"), "no stock class predicts labels of such a kind"
     assert opened.load_model(tmp_path / "rte").params
     score = make_workdir(tmp_path / "score", {}, params | {"classifier": {"dense": linear(32), "out": linear(1)}})

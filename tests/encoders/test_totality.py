@@ -202,6 +202,19 @@ def test_a_head_of_the_objective_is_beside_the_model(vocabulary, tmp_path, capsy
     assert opened.load_model(tmp_path / "out").fill_mask(["A [MASK]."]) == ours.fill_mask(["A [MASK]."])
 
 
+def test_a_token_head_that_predicts_no_tokens_is_left_out(vocabulary, tmp_path, monkeypatch):
+    """Whoever scores the export would get predictions of a head that was not trained."""
+    monkeypatch.setitem(config.OBJECTIVES, "mlm", config.ObjectiveKind("row lengths", "", predicts_tokens=False))
+    ours = random_encoder(config.Model(BASES["roberta"]), vocabulary).replace(objective=config.Objective(name="mlm"))
+    assert any(path.startswith("head/") for path in ours.params)
+    ours.save_pretrained(tmp_path / "out")
+    monkeypatch.undo()
+    found = opened.load_model(tmp_path / "out")
+    assert not any(path.startswith("head/") for path in found.params)
+    with pytest.raises(config.ConfigError, match="head"):
+        found.fill_mask(["A [MASK]."])
+
+
 # What is written is read back.
 
 

@@ -34,7 +34,7 @@ def write_run(folder, steps, *bindings, parent=None):
 
 def test_the_loss_curve_names_its_lines_and_units(tmp_path, drawn):
     write_run(tmp_path / "a", 6)
-    metrics.plot(tmp_path / "a.png", metrics.read_curves(Workdir(tmp_path / "a")), "unigram", 6.789)
+    metrics.plot(tmp_path / "a.png", metrics.read_curves(Workdir(tmp_path / "a")), "nats", "unigram", 6.789)
     axes = drawn()
     trained, heldout, _ = axes.lines
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["training (one batch)", "held-out", "unigram 6.79"]
@@ -53,7 +53,7 @@ def test_a_chain_of_runs_has_one_axis_of_tokens(tmp_path, drawn):
     write_run(tmp_path / "a", 6)
     parent = Parent(Workdir(tmp_path / "a"), 4, 800, 0.1, 40, [])
     write_run(tmp_path / "b", 2, "BATCH_SIZE=20", parent=parent)
-    metrics.plot(tmp_path / "b.png", metrics.read_curves(Workdir(tmp_path / "b")), "unigram", 6.0)
+    metrics.plot(tmp_path / "b.png", metrics.read_curves(Workdir(tmp_path / "b")), "nats", "unigram", 6.0)
     trained = [list(line.get_xdata()) for line in drawn().lines if line.get_linewidth() == 1]
     assert trained == [[200, 400, 600, 800], [1200, 1600]] and "Loss of a, then b " in drawn().get_title()
     assert Workdir(tmp_path / "b").trained_tokens(2) == 1600
