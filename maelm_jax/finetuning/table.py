@@ -73,6 +73,12 @@ def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
         "always gives the answer that is commonest in training."
     )
     parts = [tables.markdown(*_values_table(reports)), legend]
+    if differences := _differences_table(reports):
+        legend = (
+            f"Mean difference from {next(iter(reports))} in points, with the p of a paired t-test "
+            "over the seeds that both have. One seed, or equal differences, have no p."
+        )
+        parts += [legend, tables.markdown(*differences)]
     if lacking := missing(reports, tasks):
         listed = "; ".join(f"{task} with {', '.join(labels)}" for task, labels in lacking.items())
         parts.append(f"Partial: no result yet of {listed}.")
@@ -127,6 +133,32 @@ def compare(value: dict, first: dict) -> Comparison | None:
     if np.ptp(differences) > ROUNDING:
         p = float(scipy.stats.ttest_1samp(differences, 0.0).pvalue)
     return Comparison(float(differences.mean()), len(differences), p)
+
+
+def _differences_table(reports: Reports) -> "_Table | None":
+    """Returns the comparisons with the first encoder; None if there are none."""
+    (_, first), *others = values(reports).items() if reports else [("", {})]
+    compared = {
+        label: {column: compare(value, first.get(column, {})) for column, value in row.items()}
+        for label, row in others
+    }
+    columns = dict.fromkeys(
+        column for row in compared.values() for column, found in row.items() if found
+    )
+    if not columns:
+        return None
+
+    def text_of(found: Comparison | None) -> str:
+        if found is None:
+            return "-"
+        p = "no p" if found.p is None else f"p {found.p:.2g}"
+        return f"{found.mean:+.1f} ({p}, {found.pairs} seed{'s' * (found.pairs > 1)})"
+
+    lines = [
+        (label, *(text_of(row.get(column)) for column in columns))
+        for label, row in compared.items()
+    ]
+    return _Table(("", *columns), lines)
 
 
 def csv_text(reports: Reports) -> str:

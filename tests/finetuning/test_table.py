@@ -82,6 +82,17 @@ def test_the_csv_has_the_seeds_and_a_paired_test_against_the_first_encoder(tmp_p
     assert lines["tiny_a", "RTE accuracy"]["difference"] == "" and len(lines) == 4
 
 
+def test_the_markdown_has_the_differences_and_says_which_have_no_p():
+    text = table.markdown(SEEDED)
+    [line] = [line for line in text.splitlines() if line.startswith("| mlm") and "seeds)" in line]
+    expected = scipy.stats.ttest_rel([65.0, 66.5, 66.0], [60.0, 62.0, 61.0]).pvalue
+    _, _, rte, cola, _ = line.split("|")
+    assert "+4.8" in rte and f"{expected:.2g}" in rte and "3 seeds" in rte
+    assert "+0.0" in cola and "no p" in cola and "2 seeds" in cola
+    one = {label: {"rte": seeded("rte", value)} for label, value in (("a", 1.0), ("b", 3.0))}
+    assert "+2.0 (no p, 1 seed)" in table.markdown(one)
+
+
 def test_only_common_seeds_are_paired():
     assert table.compare({"by_seed": {"1": 5.0, "3": 7.0}}, {"by_seed": {"1": 4.0, "2": 0.0}}) == (1.0, 1, None)
     assert table.compare({"median": 5.0}, {"by_seed": {"1": 4.0}}) is None
