@@ -116,8 +116,8 @@ class ExportedModel(FinishedModel):
             (class_name,) = content["architectures"]
             if not class_name.endswith(family.SEQUENCE_CLASSIFICATION):
                 raise config.ConfigError(
-                    f"{folder} holds {class_name}, no classifier of texts. Give an export of a "
-                    "fine-tuned run"
+                    f"{folder} holds {class_name}, no classifier of texts. Give an export of a run "
+                    "that was fine-tuned on labels of texts"
                 )
             kind = _kind_of_labels(content)
         self._folder, self._stock = folder, families.read_family(content, str(folder))
