@@ -69,8 +69,11 @@ class Classifier:
 
         The numbers are those of `maelm_jax.finetune --predict`. A text is cut to the longest input.
 
+        Returns:
+            A `Prediction` for each text or pair, in order.
+
         Raises:
-            ConfigError: `texts` is no list of strings or of pairs.
+            ConfigError: `texts` is no list of strings or of pairs, or holds both.
         """
         if isinstance(texts, str):
             raise config.ConfigError("texts is one string: give a list, as in predict(['A text.'])")

@@ -75,7 +75,8 @@ def read(
     Args:
         path: The file.
         needed: The columns that every row must have.
-        headless: The columns of a file whose first line is no header: without needed columns.
+        headless: The columns of a file without a header. A first line is no header if it lacks the
+            needed columns.
         exact: Whether a row must have as many cells as the header.
         broken: Gets the location of each row without all needed columns, which is left out. None:
             such a row is an error.

@@ -55,7 +55,7 @@ def values(reports: Reports) -> dict[str, dict[str, dict]]:
 
 
 def missing(reports: Reports, tasks: typing.Iterable[str]) -> dict[str, list[str]]:
-    """Returns {task: encoders without a result}, for `tasks` and those that some encoder has."""
+    """Returns {task: encoders without a result}, for `tasks` and all finished tasks."""
     names = dict.fromkeys([*tasks, *(task for _, task, _ in _entries(reports))])
     without = {
         task: [label for label, by_task in reports.items() if task not in by_task] for task in names

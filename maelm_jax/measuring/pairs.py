@@ -38,7 +38,7 @@ class Pair(typing.NamedTuple):
 
 
 class Score(typing.NamedTuple):
-    """Log-likelihoods of the texts of pairs, in nats, float64 [pairs, 2]: of the good and the bad.
+    """Log-likelihoods in nats, float64 [pairs, 2]: of the good text of each pair, and of the bad.
 
     `by_word` is None for a model that masks no token: left to right, and unigram.
     """
