@@ -153,9 +153,8 @@ class SentenceTask(Task):
 
     def write_predictions(self, input_file, dev, outputs, path, with_all):
         rows = glue.read_rows(self.spec, input_file, self.spec.texts)
-        labelled_data.write(
-            path, self._predictions([row.values for row in rows], outputs, path, with_all)
-        )
+        predictions = self._predictions([row.values for row in rows], outputs, path, with_all)
+        labelled_data.write(path, predictions, input_file)
 
     def _predictions(
         self, rows: list[dict], outputs: np.ndarray, path: pathlib.Path, with_all: bool
