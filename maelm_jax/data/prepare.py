@@ -198,7 +198,7 @@ def _warn_of_short_documents(source: str, manifest: dict, corpus: Corpus):
     largest = max(short, key=lambda file: short[file]["tokens"])
     more = f" and {len(short) - 1} more" if len(short) > 1 else ""
     own_source, apart = source, ""
-    if share < 1 - LITTLE:
+    if share < 1 - LITTLE and largest != source:  # the only name in a dataset is its own
         own_source = f"files:{largest}"
         apart = f"give them a source of their own in Corpus.sources, as {own_source!r}, and "
     log.warning(
