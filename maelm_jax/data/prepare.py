@@ -200,7 +200,7 @@ def _warn_of_short_documents(source: str, manifest: dict, corpus: Corpus):
     own_source, apart = source, ""
     if share < 1 - LITTLE and largest != source:  # the only name in a dataset is its own
         own_source = f"files:{largest}"
-        apart = f"give them a source of their own in Corpus.sources, as {own_source!r}, and "
+        apart = f"make these files a source in Corpus.sources, as {own_source!r}, and "
     log.warning(
         "%s: documents of about %.0f tokens in rows of %d: %s%s, %.0f%% of the tokens. Attention "
         "stays in a document. If each is a sentence of a longer text, %sset "

@@ -177,7 +177,7 @@ def csv_text(reports: Reports) -> str:
                 (
                     *(label, column, middle),
                     *(value["median"], value.get("least"), value.get("highest")),
-                    *(len(by_seed) or None, " ".join(by_seed)),
+                    *(len(by_seed) or None, " ".join(sorted(by_seed, key=int))),
                     *((compared.mean, compared.pairs, compared.p) if compared else (None,) * 3),
                     value.get("baseline"),
                 )

@@ -59,7 +59,8 @@ def test_the_axes_of_the_differences_end_where_their_columns_end():
 def seeded(task, *values, **more) -> dict:
     """The report of a task whose seeds 1, 2 and so on have these values, in percent."""
     report = of_task(task, float(np.median(values)), min(values), max(values), seeds=len(values), **more)
-    report["columns"][TITLES[task]]["by_seed"] = {str(seed): value for seed, value in enumerate(values, start=1)}
+    by_seed = sorted(enumerate(values, start=1), key=lambda item: item[1])  # as runs are reported
+    report["columns"][TITLES[task]]["by_seed"] = {str(seed): value for seed, value in by_seed}
     return report
 
 
