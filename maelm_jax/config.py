@@ -312,7 +312,7 @@ class Corpus(Settings):
 
     @property
     def reads_all(self) -> bool:
-        """Whether each source has as many rows of an epoch as there are ('all')."""
+        """Whether an epoch reads every row of each source once ('all')."""
         return not self.text_files and "all" in self.sources.values()
 
     @property
@@ -706,7 +706,7 @@ class Decoder(Settings):
         return dataclasses.replace(self, refills_mask=True) == plain
 
     def canonical(self, encoder: Encoder) -> "Decoder":
-        """Returns the equal decoder beside an encoder: a width that is the encoder's is None."""
+        """Returns the decoder with the width None if its width is that of `encoder`."""
         is_same = self.width == encoder.width
         return dataclasses.replace(self, width=None) if is_same else self
 

@@ -26,7 +26,7 @@ weights get.
 With --probe, a logistic regression reads the mean states of every layer, on five folds of GLUE's
 training examples (the first 10,000). The score of the most frequent class is beside it.
 
---left_to_right predicts each token from those before it, and masks none: of runs that have learned
+--left_to_right predicts each token from those before it, and masks none. The run must have learned
 next tokens in some rows (Objective.causal_share). A causal run is always measured so.
 
 Without --pairs, the table has the mean loss in nats and its 95% interval over batches of rows, the

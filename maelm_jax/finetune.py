@@ -38,7 +38,6 @@ keeps its checkpoints. Finished runs are skipped. The exit status is that of mae
 """
 
 import argparse
-import logging
 
 from maelm_jax import cli, config, storage
 
@@ -60,8 +59,8 @@ REPLACED = {
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
+    cli.log_plain_lines()
     args, bindings = cli.arguments(_flags(), argv)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
     _check(args, bindings)
     if args.predict is None and args.submission is None:
         _train(args, bindings)

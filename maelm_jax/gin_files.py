@@ -67,9 +67,9 @@ def load(
         bindings: `NAME=VALUE` from the command line. They replace values of the files. A value
             that is no Python literal and no %MACRO is text.
         base: Values of the settings that no file and no binding names. None: the defaults.
-        runs_modules: Whether the caller imports what the settings of CODE name, or which of them.
-            What the record of a run names there, which may be a stranger's, is refused unless a
-            file or binding names it.
+        runs_modules: Whether the caller imports what the settings of CODE name. A tuple holds the
+            settings whose values it imports. The record of a run may be a stranger's: a value there
+            is refused, unless a file or binding names it too.
 
     Raises:
         ConfigError: A file does not exist or is not gin, a name is unknown, a value is wrong, or a

@@ -4,12 +4,12 @@
     python -m maelm_jax.merge --checkpoints=runs/x,runs/y --workdir=runs/merged
 
 A checkpoint is WORKDIR@STEP, or WORKDIR for the newest of a run. All have one architecture and one
-vocabulary, and count the same.
+vocabulary. Each has the same weight in the mean.
 
 The output is a workdir with one checkpoint, which evaluate, analyze, export, embed, finetune and
 Run.init_from read. Its settings, its rows and its step are those of the checkpoint that was trained
-on the most tokens, of several the first. Its environment.txt records this command. It has no state
-of an optimiser, so no training resumes it or goes on from it with Run.continue_from.
+on the most tokens (the first of several). Its environment.txt records this command. The output has
+no state of an optimiser, so no training resumes it or goes on from it with Run.continue_from.
 """
 
 import os

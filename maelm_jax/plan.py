@@ -366,7 +366,7 @@ def _sweep_cells(plan: "Plan") -> tuple:
 
 
 def recommend(plans: list["Plan"]) -> str:
-    """The flags of the plan with the least estimated time of those that fit, the first of equals.
+    """Returns the flags of the fastest plan that fits, by the estimates; of equals, the first.
 
     On GPUs, whose estimate knows neither microbatches nor rematerialisation, that is the plan that
     sends least, with the most rows and without rematerialisation if it fits.

@@ -21,8 +21,6 @@ import functools
 from maelm_jax import cli, config, tables
 from maelm_jax.data import beam_runner, prepare, rows, vocabulary_training
 
-SHORT = 8  # documents are short if so many of them fit into a row
-
 
 def main(argv: list[str]) -> int:
     """Prepares the rows and prints their statistics."""
@@ -65,8 +63,6 @@ def main(argv: list[str]) -> int:
     print(table(prepared.stores))
     for line in prepared.describe_passes(experiment.run):
         print(line)
-    for line in short_documents(prepared.stores):
-        print(line)
     return 0
 
 
@@ -103,21 +99,6 @@ def table(stores: dict[str, dict[str, rows.Rows]]) -> str:
             lines.append((source, split, *cells, *(f"{mean:,.1f}" for mean in means)))
     header = ("source", "split", *rows.COUNTS, "tokens/document", "segments/row")
     return tables.plain(header, lines, left=2)
-
-
-def short_documents(stores: dict[str, dict[str, rows.Rows]]) -> list[str]:
-    """Returns a warning for each source whose documents are much shorter than a row."""
-    lines = []
-    for source, splits in stores.items():
-        counts, length = splits["train"].statistics, splits["train"].length
-        tokens = counts["tokens"] / max(counts["documents"], 1)
-        if tokens * SHORT < length:
-            lines.append(
-                f"warning: {source}: documents of {tokens:.0f} tokens in rows of {length}, and "
-                "attention stays in a document. If each is a sentence of a longer text, set "
-                f"Corpus.documents={{{source!r}: N}} (rows a document) or name a column of it"
-            )
-    return lines
 
 
 def command():

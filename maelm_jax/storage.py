@@ -216,7 +216,7 @@ def locked(path: str | os.PathLike, what: str) -> typing.Iterator[None]:
     """Context manager that holds the lock of a file, and waits while another process holds it.
 
     The file is created with its folder, and it stays. A process that is killed frees its lock.
-    `what` says in the message of the waiting process what the other one does.
+    `what` says what the holder does, for the message of a process that waits.
     """
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open_lock(path) as file:

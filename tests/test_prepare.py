@@ -1,5 +1,7 @@
 """The prepare command: flags that fit together, bad files, an array job, the vocabulary of a run."""
 
+import functools
+
 import pytest
 from testing import ROOT, call
 
@@ -112,5 +114,32 @@ def test_short_documents_in_long_rows_are_told(text, tmp_path, documents, is_tol
         f"--gin.Vocabulary.file={next(text.glob('rows/vocabulary-*.model'))}",
     )
     assert done.status == 0, done.stderr
-    assert ("Corpus.documents" in done.stdout) == is_told
+    assert ("Corpus.documents" in done.stderr) == is_told
     assert "tokens/document" in done.stdout
+
+
+def test_a_file_of_short_documents_beside_long_ones_is_named(text, tmp_path):
+    """A mean over all files would hide it. A file of one short document is none, nor is a small file."""
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "Number {number} is a sentence."}}\n' for number in range(400)))
+    (tmp_path / "b.txt").write_text("\n".join("A line of a long document." for _ in range(2000)))
+    (tmp_path / "note.txt").write_text("Read me.")
+    (tmp_path / "two.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n')
+    prepare_text = functools.partial(
+        call,
+        "prepare",
+        "--gin_file=tiny.gin",
+        "--gin.Corpus.processes=1",
+        "--gin.Corpus.heldout_fraction=0.3",
+        f"--gin.Corpus.rows_dir={tmp_path}/rows",
+        f"--gin.Vocabulary.file={next(text.glob('rows/vocabulary-*.model'))}",
+    )
+    told = prepare_text(f"--gin.TEXT_FILES={tmp_path}/*.*")
+    assert told.status == 0, told.stderr
+    [line] = [line for line in told.stderr.splitlines() if "Corpus.documents" in line]
+    assert f"files:{tmp_path}/a.jsonl" in line
+    advised = prepare_text(
+        f"--gin.Corpus.sources={{'files:{tmp_path}/a.jsonl': 'all', 'files:{tmp_path}/[bnt]*.*': 'all'}}",
+        f"--gin.Corpus.documents={{'files:{tmp_path}/a.jsonl': 40}}",
+    )
+    assert advised.status == 0, advised.stderr
+    assert "Corpus.documents" not in advised.stderr

@@ -35,6 +35,8 @@ from maelm_jax.data.vocabularies import Vocabulary
 
 VERSION = 3  # of the way rows are made; the names of stores depend on it
 BATCH_CHARACTERS = 1_000_000  # of text that is encoded at a time
+SHORT = 4  # documents are short if so many of them fit into a row
+LITTLE = 0.01  # share of a source's tokens; files with fewer are not worth a warning
 PLAN = "plan.json"  # in the folder of the parts: what they are made of
 log = logging.getLogger(__name__)
 
@@ -160,6 +162,8 @@ def prepare(
     }
     prepared = open_record(record, corpus)
     _require_heldout(prepared, corpus)
+    for source, manifest in manifests.items():
+        _warn_of_short_documents(source, manifest, corpus)
     rows.remember(corpus, f"rows-{record['request']}", record)
     return prepared
 
@@ -180,6 +184,35 @@ def _require_heldout(prepared: Prepared, corpus: Corpus):
     raise ConfigError(
         f"none of the text is held out for evaluation: {documents:,} documents{of_files}. Name "
         f"Corpus.heldout_files, or raise Corpus.heldout_fraction={corpus.heldout_share:g}"
+    )
+
+
+def _warn_of_short_documents(source: str, manifest: dict, corpus: Corpus):
+    """Warns if files of a source have documents that are much shorter than a row."""
+    short: dict[str, dict[str, int]] = manifest["short"]
+    tokens = sum(numbers["tokens"] for numbers in short.values())
+    documents = sum(numbers["documents"] for numbers in short.values())
+    share = tokens / sum(manifest["splits"][split]["tokens"] for split in rows.SPLITS)
+    if share < LITTLE:
+        return
+    largest = max(short, key=lambda file: short[file]["tokens"])
+    more = f" and {len(short) - 1} more" if len(short) > 1 else ""
+    own_source, apart = source, ""
+    if share < 1 - LITTLE and largest != source:  # the only name in a dataset is its own
+        own_source = f"files:{largest}"
+        apart = f"make these files a source in Corpus.sources, as {own_source!r}, and "
+    log.warning(
+        "%s: documents of about %.0f tokens in rows of %d: %s%s, %.0f%% of the tokens. Attention "
+        "stays in a document. If each is a sentence of a longer text, %sset "
+        "Corpus.documents={%r: N} (rows a document) or name a column",
+        source,
+        tokens / documents,
+        corpus.sequence_length,
+        largest,
+        more,
+        100 * share,
+        apart,
+        own_source,
     )
 
 
@@ -396,8 +429,8 @@ def _write_part(
             counts[split]["tokens"] += int((array != plan.vocabulary.pad).sum())
             write(f"{split}/{len(archive.filelist)}", array.astype(plan.dtype).tobytes())
 
-        empty = [0]
-        documents = sources.documents_of_part(pieces, corpus, empty)
+        by_file: dict[str, collections.Counter[str]] = {}
+        documents = sources.documents_of_part(pieces, corpus, by_file)
         for texts in _in_batches(documents):
             chosen: dict[str, list[str]] = {split: [] for split in rows.SPLITS}
             for text in texts:
@@ -413,8 +446,33 @@ def _write_part(
         for split, packer in packers.items():
             write_rows(split, packer.finish())
             counts[split]["segments"] = packer.segments
-        content = {"counts": counts, "left_out": bad_files, "empty": empty[0]}
+        content = {
+            "counts": counts,
+            "left_out": bad_files,
+            "empty": sum(numbers["empty"] for numbers in by_file.values()),
+            "short": {} if all_heldout else _short_documents(by_file, counts, corpus),
+        }
         write("counts.json", json.dumps(content).encode())
+
+
+def _short_documents(
+    by_file: dict[str, collections.Counter[str]],
+    counts: dict[str, dict[str, int]],
+    corpus: Corpus,
+) -> dict[str, dict[str, int]]:
+    """Returns the files whose documents are short, {file: "documents" and about their "tokens"}."""
+    tokens = sum(counts[split]["tokens"] for split in rows.SPLITS)
+    tokens_per_byte = tokens / max(sum(counts[split]["bytes"] for split in rows.SPLITS), 1)
+    return {
+        file: {
+            "documents": numbers["documents"],
+            "tokens": round(numbers["bytes"] * tokens_per_byte),
+        }
+        for file, numbers in by_file.items()
+        if numbers["documents"] > 1
+        and numbers["bytes"] * tokens_per_byte * SHORT
+        < numbers["documents"] * corpus.sequence_length
+    }
 
 
 def _in_batches(documents: typing.Iterable[str]) -> typing.Iterator[list[str]]:
@@ -467,6 +525,7 @@ def _join(folder: pathlib.Path, store: pathlib.Path):
     counts = {split: collections.Counter(dict.fromkeys(rows.COUNTS, 0)) for split in rows.SPLITS}
     left_out: dict[str, str] = {}
     empty = 0
+    short: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for path in paths:
         with _opened_part(path) as archive:
             content = json.loads(archive.read("counts.json"))
@@ -474,6 +533,8 @@ def _join(folder: pathlib.Path, store: pathlib.Path):
             counts[split].update(content["counts"][split])
         left_out |= content["left_out"]
         empty += content["empty"]
+        for file, numbers in content.get("short", {}).items():
+            short[file].update(numbers)
 
     def blocks(split: str) -> typing.Iterator[np.ndarray]:
         for path in paths:
@@ -484,7 +545,8 @@ def _join(folder: pathlib.Path, store: pathlib.Path):
                         yield ids.reshape(-1, plan.corpus.sequence_length)
 
     joined = folder / "joined"
-    rows.write(joined, blocks, counts, plan.corpus.sequence_length, plan.dtype, left_out, empty)
+    length, records = plan.corpus.sequence_length, (left_out, empty, short)
+    rows.write(joined, blocks, counts, length, plan.dtype, *records)
     shutil.rmtree(store, ignore_errors=True)  # a copy that was interrupted: it has no manifest
     joined.rename(store)  # a store is whole or absent
     storage.flush_folder(store.parent)

@@ -67,7 +67,7 @@ class TextRow(typing.NamedTuple):
 
 
 class File(typing.NamedTuple):
-    """A file, and what tells a state of it from another without reading it."""
+    """A file, with the size and version of its content, which are known without reading it."""
 
     path: str
     size: int  # bytes

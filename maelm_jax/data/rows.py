@@ -116,7 +116,7 @@ def _kvstore(path: str) -> str | dict:
 
 
 def read_manifest(store: str) -> dict:
-    """Reads the manifest of a store: `fingerprint`, `splits`, `left_out` and `empty`."""
+    """Reads the manifest of a store: `fingerprint`, `splits`, `left_out`, `empty` and `short`."""
     path = f"{store}/{MANIFEST}"
     try:
         content = storage.read_bytes(path)
@@ -127,7 +127,7 @@ def read_manifest(store: str) -> dict:
     with storage.reading(path, "remove the folder and run python -m maelm_jax.prepare again"):
         manifest = json.loads(content)
         result = {key: manifest[key] for key in ("fingerprint", "splits", "left_out")}
-        return result | {"empty": manifest.get("empty", 0)}
+        return result | {"empty": manifest.get("empty", 0), "short": manifest.get("short", {})}
 
 
 def open_stores(stores: dict[str, str]) -> dict[str, dict[str, Rows]]:
@@ -163,6 +163,7 @@ def write(
     dtype: np.dtype,
     left_out: dict[str, str],
     empty: int = 0,
+    short: dict[str, dict[str, int]] | None = None,
 ):
     """Writes a store.
 
@@ -174,6 +175,8 @@ def write(
         dtype: The type of ids.
         left_out: {file: why it was left out}, for `store.json`.
         empty: Number of rows of the source without text, for `store.json`.
+        short: {file: numbers of its "documents" and "tokens"} of files with short documents, for
+            `store.json`.
 
     Raises:
         RunError: The disk is full, or cannot be written to.
@@ -196,6 +199,7 @@ def write(
         "splits": counts,
         "left_out": left_out,
         "empty": empty,
+        "short": short or {},
     }
     storage.write(folder / MANIFEST, json.dumps(manifest, indent=1))
 

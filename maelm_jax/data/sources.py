@@ -4,6 +4,7 @@ The text of a source is divided into parts, which can be read alone. A part is s
 large file, or a range of one. How it is divided depends on the text alone.
 """
 
+import collections
 import hashlib
 import itertools
 import logging
@@ -105,32 +106,46 @@ def _cut(file: readers.File) -> list[Piece]:
 
 
 def documents_of_part(
-    part: typing.Iterable[Piece], corpus: Corpus, empty: list[int] | None = None
+    part: typing.Iterable[Piece],
+    corpus: Corpus,
+    counts: dict[str, collections.Counter[str]] | None = None,
 ) -> typing.Iterator[str]:
     """Reads the documents of a part in order.
 
-    A document does not go on in another piece. Adds to `empty[0]` the rows without text. Raises
-    BadFile if a file cannot be read.
+    A document does not go on in another piece. Sets `counts[name]` of each piece's name to the
+    numbers of its "documents", of their "bytes", and of "empty" rows. Raises BadFile if a file
+    cannot be read.
     """
     for piece in part:
-        lines: list[str] = []
-        rows, last = 0, None
-        for text, value in _rows_of(piece, corpus):
-            row = [line for line in map(str.strip, text.split("\n")) if line]
-            if not row:
-                if empty is not None:
-                    empty[0] += 1
-                continue
-            if lines and value != last:  # the values are None where no column is named
-                yield "\n".join(lines)
-                lines = []
-            lines += row
-            rows, last = rows + 1, value
-            if rows == piece.document:
-                yield "\n".join(lines)
-                lines, rows = [], 0
-        if lines:
+        numbers: collections.Counter[str] = collections.Counter()
+        if counts is not None:
+            numbers = counts.setdefault(piece.name, numbers)
+        for document in _documents_of_piece(piece, corpus, numbers):
+            numbers["documents"] += 1
+            numbers["bytes"] += len(document.encode())
+            yield document
+
+
+def _documents_of_piece(
+    piece: Piece, corpus: Corpus, numbers: collections.Counter[str]
+) -> typing.Iterator[str]:
+    lines: list[str] = []
+    rows, last = 0, None
+    for text, value in _rows_of(piece, corpus):
+        row = [line for line in map(str.strip, text.split("\n")) if line]
+        if not row:
+            numbers["empty"] += 1
+            continue
+        if lines and value != last:  # the values are None where no column is named
             yield "\n".join(lines)
+            lines = []
+        lines += row
+        rows, last = rows + 1, value
+        if rows == piece.document:
+            yield "\n".join(lines)
+            lines, rows = [], 0
+    if lines:
+        yield "\n".join(lines)
 
 
 def _rows_of(piece: Piece, corpus: Corpus) -> typing.Iterator[readers.TextRow]:

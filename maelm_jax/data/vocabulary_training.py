@@ -94,9 +94,10 @@ def sample(source: str, corpus: config.Corpus, megabytes: float) -> list[str]:
     """Picks a sample of the documents of a source that are not held out.
 
     The parts of the source are read in an order that depends on their number alone, until
-    TIMES_READ times the size of the sample is read. Of each part at most a share of that is read,
-    divided among its files. Long documents are cut into excerpts, of which the sample is picked by
-    hash. A megabyte is 10**6 characters. Raises ConfigError if the source cannot be read.
+    TIMES_READ times the size of the sample is read. At most an equal share of this size is read
+    from each part, from the beginnings of its files. Long documents are cut into excerpts, and the
+    sample is picked from these by hash. A megabyte is 10**6 characters. Raises ConfigError if the
+    source cannot be read.
     """
     parts = sources.parts(source, corpus)
     limit = int(TIMES_READ * megabytes * 1e6)

@@ -35,10 +35,10 @@ class LoadedParams(typing.NamedTuple):
 def adopt_settings(experiment: config.Experiment, encoder_source: OpenedModel) -> Adopted:
     """Adapts the settings of a run to the source that it starts from.
 
-    The run takes the vocabulary of the source unless Vocabulary.file is set, the settings of the
-    encoder, and those of the decoder if both have one, unless the run's is an ablation. Settings of
-    RAISED that are larger in the run may stay (`keep_raised`). Learned positions are as many as the
-    run's rows are long, if the encoder has fewer.
+    The run takes the settings of the encoder. It takes the vocabulary, unless Vocabulary.file is
+    set. It takes the settings of the decoder if both have one, unless the run's is an ablation.
+    Settings of RAISED that are larger in the run may stay (`keep_raised`). If the encoder has fewer
+    learned positions than a row of the run has tokens, the run gets one for each token.
 
     Raises:
         ConfigError: The decoder's width does not fit the encoder's heads, or the encoder cannot
@@ -147,7 +147,7 @@ def keep_raised(settings: dict[str, typing.Any], own: config.Encoder) -> dict[st
 def repeat_positions(values: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
     """Returns the weights of a source with `count` learned positions, if it has fewer.
 
-    They are its positions again and again (Longformer, arXiv 2004.05150, section 5). `values` are
+    The positions of the source are repeated (Longformer, arXiv 2004.05150, section 5). `values` are
     {parameter path: array}. Tables of positions are [positions, width].
     """
     repeated = dict(values)

@@ -124,6 +124,23 @@ classify("A sentence.")  # two sentences: classify({"text": "One.", "text_pair":
 ```
 
 """),
+    "token-classification": string.Template("""\
+## Labelling words
+
+```python
+words = "These are the words of a sentence .".split()
+inputs = tokenizer(" ".join(words), return_offsets_mapping=True, return_tensors="pt")
+ends = inputs.pop("offset_mapping")[0, :, 1]
+with torch.no_grad():
+    labels = model(**inputs).logits[0].argmax(-1)
+start, labelled = 0, []
+for word in words:  # its first token can be that of the space before it
+    first = int((ends >= max(start, 1)).int().argmax())
+    labelled.append((word, model.config.id2label[int(labels[first])]))
+    start += len(word) + 1
+```
+
+"""),
 }
 # Of a model that has learned next tokens too, with and without a stock class for them.
 CAUSAL = string.Template(
@@ -169,7 +186,8 @@ SPANS = (
     "ruled these out, the class does not"
 )
 WORDS = (
-    "the label of a word is that of its first token. Give the words as one text with a space "
+    "the label of a word is that of its first token, or of the space before it where this space is "
+    "a token. Give the words as one text with a space "
     "between two: with `is_split_into_words=True`, a byte-level tokenizer gives other ids than in "
     "training"
 )

@@ -217,7 +217,7 @@ class Family:
     """A family of stock encoders.
 
     A field of config.Encoder is carried by config.json, fixed at a value, or without effect beside
-    the fixed ones (`idle_with`). An encoder is refused if any other is not the default.
+    the fixed ones (`idle_with`). An encoder is refused if any other field is not the default.
 
     Attributes:
         model_type: The Hugging Face model_type.
@@ -275,9 +275,9 @@ class Family:
     # Settings
 
     def as_stored(self, encoder: config.Encoder) -> config.Encoder:
-        """Returns the encoder as the stock class has it: of the family, with a table of types.
+        """Returns the encoder as the stock class has it: with its family and a table of types.
 
-        One type whose row is 0 does not change its function.
+        A table of one type whose row is 0 does not change the states.
         """
         types = encoder.token_types
         if "token_types" in self.fields:

@@ -24,7 +24,7 @@ IGNORED = ("onnx/*", "openvino/*", "checkpoint-*", "*.fp16.safetensors")
 def is_name(path: str) -> bool:
     """Returns whether `path` is a name on the Hub: ORG/NAME or ORG/NAME@REVISION.
 
-    A folder ORG on this machine wins: a name in it that is not there is a slip of the user's.
+    It is none if a folder ORG is on this machine: the user then means a file in this folder.
     """
     match = NAME.fullmatch(path)
     return match is not None and not os.path.exists(match["owner"])
@@ -38,7 +38,7 @@ class Download(typing.NamedTuple):
 
 
 def download(name: str) -> Download:
-    """Downloads the files of an encoder, of which those in the cache are not fetched again.
+    """Downloads the files of an encoder that are not in the cache yet.
 
     Raises:
         ConfigError: There is no such repository or revision, this user may not read it, or

@@ -13,6 +13,7 @@ from maelm_jax.training.workdir import Workdir
 
 CONFUSION = "confusion.png"
 MOST_SHOWN = 20  # classes of a confusion matrix that is printed or drawn
+WIDEST_NAMES = 60  # characters of all classes; columns of longer names are numbered
 Values = dict[str, int | float]  # of metrics; those of an evaluation also have "step" and "epoch"
 
 
@@ -59,8 +60,12 @@ class ClassReport:
         if not self.shows_confusion:
             return text
         names = [one.name for one in self.classes]
+        columns = names
+        if sum(map(len, names)) > WIDEST_NAMES:
+            columns = [str(number) for number, _ in enumerate(names, start=1)]
+            names = [f"{number}. {name}" for number, name in zip(columns, names, strict=True)]
         rows = [(name, *row) for name, row in zip(names, self.confusion, strict=True)]
-        return "\n\n".join([text, layout(("class, by prediction", *names), rows)])
+        return "\n\n".join([text, layout(("class, by prediction", *columns), rows)])
 
     def draw(self, path: pathlib.Path, title: str):
         """Writes a figure of the confusion matrix, in shares of each class, as .png and .pdf."""

@@ -479,8 +479,8 @@ def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Voc
 def choose_vocabulary(family: Family, folder: pathlib.Path, pad: int | None) -> str:
     """Returns the file of a folder's vocabulary. transformers adds tokens to tokenizer.json only.
 
-    Raises ConfigError as `check_ids`, and unless it pads with `pad`, the id that the positions
-    depend on, if any.
+    Raises ConfigError as `check_ids`, and if the vocabulary pads with another id than `pad`. `pad`
+    is None if the positions do not depend on the id of padding.
     """
     loaded = [vocabularies.load(file) for file in vocabularies.files_in(folder)]
     largest = max(loaded, key=lambda vocabulary: vocabulary.size)

@@ -69,8 +69,11 @@ class Classifier:
 
         The numbers are those of `maelm_jax.finetune --predict`. A text is cut to the longest input.
 
+        Returns:
+            A `Prediction` for each text or pair, in order.
+
         Raises:
-            ConfigError: `texts` is no list of strings or of pairs.
+            ConfigError: `texts` is no list of strings or of pairs, or holds both.
         """
         if isinstance(texts, str):
             raise config.ConfigError("texts is one string: give a list, as in predict(['A text.'])")
@@ -116,8 +119,8 @@ class ExportedModel(FinishedModel):
             (class_name,) = content["architectures"]
             if not class_name.endswith(family.SEQUENCE_CLASSIFICATION):
                 raise config.ConfigError(
-                    f"{folder} holds {class_name}, no classifier of texts. Give an export of a "
-                    "fine-tuned run"
+                    f"{folder} holds {class_name}, no classifier of texts. Give an export of a run "
+                    "that was fine-tuned on labels of texts"
                 )
             kind = _kind_of_labels(content)
         self._folder, self._stock = folder, families.read_family(content, str(folder))

@@ -170,12 +170,16 @@ def run_part(workdir: Workdir, plan: list[Planned], part: Part):
     the part keeps the models of the best one of each pair.
 
     Raises:
-        ConfigError: As `run_all`.
+        ConfigError: As `run_all`, also if a run of another part has other settings.
     """
     began, first = time.perf_counter(), 0  # index of the first cell of a pair
     _require_no_run(workdir)
     for planned, current in _sessions(plan):
-        by_cell = _by_cell(all_runs(planned, current))
+        every_run = all_runs(planned, current)
+        for experiment in every_run:
+            place = workdir.folder / _place_of(planned, experiment)
+            finished(Run(current, experiment, planned.encoder, Workdir(place)))
+        by_cell = _by_cell(every_run)
         chosen = [
             experiment
             for index, runs in enumerate(by_cell.values(), start=first)

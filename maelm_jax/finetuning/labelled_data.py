@@ -75,7 +75,8 @@ def read(
     Args:
         path: The file.
         needed: The columns that every row must have.
-        headless: The columns of a file whose first line is no header: without needed columns.
+        headless: The columns of a file without a header. A first line is no header if it lacks the
+            needed columns.
         exact: Whether a row must have as many cells as the header.
         broken: Gets the location of each row without all needed columns, which is left out. None:
             such a row is an error.
@@ -136,11 +137,13 @@ def columns_of(path: str | os.PathLike) -> list[str]:
     return _read_header(_cells(path))
 
 
-def write(path: pathlib.Path, rows: list[dict[str, typing.Any]]):
+def write(path: pathlib.Path, rows: list[dict[str, typing.Any]], source: str | None = None):
     """Writes rows {column: value} as a table. The end of its name says what it is, as in `read`.
 
     In a .jsonl or .parquet file, values are of any type. In other files, None and an absent value
-    become an empty cell, and what is no text is written as in JSON.
+    become an empty cell. Numbers, booleans and lists are written as in JSON, and dates as text.
+    `source` is the file that the rows were read from: if both are .parquet, its columns keep their
+    types.
 
     Raises:
         ConfigError: A cell of a tab-separated file would hold a tab or the end of a line.
@@ -155,7 +158,12 @@ def write(path: pathlib.Path, rows: list[dict[str, typing.Any]]):
         rows = [{column: row.get(column) for column in columns} for row in rows]
         pyarrow, parquet = map(readers.load_module, ("pyarrow", "pyarrow.parquet"))
         with storage.atomic_file(path) as file:
-            parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+            table = pyarrow.Table.from_pylist(rows)
+            if source is not None and ending_of(source) == PARQUET:
+                added, table = table, parquet.read_table(source, use_threads=False)
+                for name in added.column_names[table.num_columns :]:
+                    table = table.append_column(name, added[name])
+            parquet.write_table(table, file)
         return
     cells = [columns, *([_as_cell(row.get(column)) for column in columns] for row in rows)]
     if ending == ".csv":
@@ -177,7 +185,9 @@ def _as_cell(value: typing.Any) -> str:
     """Returns a value as text."""
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, (bool, int, float, list, dict)):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
 
 
 def ending_of(path: str) -> str:

@@ -153,9 +153,8 @@ class SentenceTask(Task):
 
     def write_predictions(self, input_file, dev, outputs, path, with_all):
         rows = glue.read_rows(self.spec, input_file, self.spec.texts)
-        labelled_data.write(
-            path, self._predictions([row.values for row in rows], outputs, path, with_all)
-        )
+        predictions = self._predictions([row.values for row in rows], outputs, path, with_all)
+        labelled_data.write(path, predictions, input_file)
 
     def _predictions(
         self, rows: list[dict], outputs: np.ndarray, path: pathlib.Path, with_all: bool
@@ -229,10 +228,12 @@ def _probability_of(label: str) -> str:
 def kept_sizes(sizes: tuple[int, ...], budget: int) -> tuple[int, ...]:
     """Returns how many tokens of each text are kept, at most `budget` in all.
 
-    Each of two texts has half of the budget, and what the other one leaves of its half. This is
-    the same as to take tokens from the longer text, or from the second, until both fit.
+    Each of two texts has half of the budget, and what the other one leaves of its half. Of an odd
+    budget, the longer text has the larger half, or the second text if both are as long. This is
+    "longest_first" of the library tokenizers, so exports cut at the same tokens.
     """
     if len(sizes) == 1:
         return (min(sizes[0], budget),)
-    first = min(sizes[0], max(budget - budget // 2, budget - sizes[1]))
+    half = budget // 2 + (budget % 2 if sizes[0] > sizes[1] else 0)
+    first = min(sizes[0], max(half, budget - sizes[1]))
     return first, min(sizes[1], budget - first)

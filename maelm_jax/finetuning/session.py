@@ -77,7 +77,7 @@ class Model:
         """Computes the outputs of `Task.predict` for all examples, in their order.
 
         `lengths` are those of `batches.in_order`, `rows` those of a batch. Returns NumPy arrays.
-        Those of slots are as wide as the longest batch.
+        Outputs of slots are as wide as the longest batch.
         """
         devices = sharding.row_shards(self.mesh)
         rows = -(-rows // devices) * devices

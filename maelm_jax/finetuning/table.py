@@ -55,7 +55,7 @@ def values(reports: Reports) -> dict[str, dict[str, dict]]:
 
 
 def missing(reports: Reports, tasks: typing.Iterable[str]) -> dict[str, list[str]]:
-    """Returns {task: encoders without a result}, for `tasks` and those that some encoder has."""
+    """Returns {task: encoders without a result}, for `tasks` and all finished tasks."""
     names = dict.fromkeys([*tasks, *(task for _, task, _ in _entries(reports))])
     without = {
         task: [label for label, by_task in reports.items() if task not in by_task] for task in names
@@ -73,6 +73,12 @@ def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
         "always gives the answer that is commonest in training."
     )
     parts = [tables.markdown(*_values_table(reports)), legend]
+    if differences := _differences_table(reports):
+        legend = (
+            f"Mean difference from {next(iter(reports))} in points, with the p of a paired t-test "
+            "over the seeds that both have. One seed, or equal differences, have no p."
+        )
+        parts += [legend, tables.markdown(*differences)]
     if lacking := missing(reports, tasks):
         listed = "; ".join(f"{task} with {', '.join(labels)}" for task, labels in lacking.items())
         parts.append(f"Partial: no result yet of {listed}.")
@@ -129,6 +135,32 @@ def compare(value: dict, first: dict) -> Comparison | None:
     return Comparison(float(differences.mean()), len(differences), p)
 
 
+def _differences_table(reports: Reports) -> "_Table | None":
+    """Returns the comparisons with the first encoder; None if there are none."""
+    (_, first), *others = values(reports).items() if reports else [("", {})]
+    compared = {
+        label: {column: compare(value, first.get(column, {})) for column, value in row.items()}
+        for label, row in others
+    }
+    columns = dict.fromkeys(
+        column for row in compared.values() for column, found in row.items() if found
+    )
+    if not columns:
+        return None
+
+    def text_of(found: Comparison | None) -> str:
+        if found is None:
+            return "-"
+        p = "no p" if found.p is None else f"p {found.p:.2g}"
+        return f"{found.mean:+.1f} ({p}, {found.pairs} seed{'s' * (found.pairs > 1)})"
+
+    lines = [
+        (label, *(text_of(row.get(column)) for column in columns))
+        for label, row in compared.items()
+    ]
+    return _Table(("", *columns), lines)
+
+
 def csv_text(reports: Reports) -> str:
     """Returns a line for each encoder and column, with the comparison with the first encoder."""
     rows = values(reports)
@@ -145,7 +177,7 @@ def csv_text(reports: Reports) -> str:
                 (
                     *(label, column, middle),
                     *(value["median"], value.get("least"), value.get("highest")),
-                    *(len(by_seed) or None, " ".join(by_seed)),
+                    *(len(by_seed) or None, " ".join(sorted(by_seed, key=int))),
                     *((compared.mean, compared.pairs, compared.p) if compared else (None,) * 3),
                     value.get("baseline"),
                 )

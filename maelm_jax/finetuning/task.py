@@ -110,7 +110,7 @@ class Task(abc.ABC):
         unit: What an example is, in the plural.
         ending: The ending of the file of predictions of a dev set.
         main_metric: The score.
-        selected_by: The best evaluation has the highest mean of these metrics. Empty: of the score.
+        selected_by: The best evaluation has the highest mean of these metrics. Empty: the score.
         columns: The columns of the table of results.
         labels: Names of the classes; empty without classes. `read` may find them.
         has_stock_class: Whether a class of transformers predicts what the task predicts.
@@ -224,7 +224,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def endings(self, input_file: str) -> tuple[str, ...]:
-        """Returns the endings that a file of predictions of a file can have, the default first."""
+        """Returns the endings that predictions of `input_file` can have, the default first."""
 
     def check_columns(self, input_file: str, with_all: bool):
         """Raises ConfigError if a file has the columns of predictions already, or names one twice.

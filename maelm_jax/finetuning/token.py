@@ -178,7 +178,7 @@ class TokenTask(Task):
             self.notes.append(f"{which}: {cut} of {len(ids)} sentences cut to {length} tokens")
         if lost:
             count = sum(len(words) for words, _ in examples)
-            self.notes.append(f"{which}: {lost} of {count} words have no encoded token")
+            self.notes.append(f"{which}: {lost} of {count} words have no token, or were cut off")
         targets = np.full((len(ids), max(map(len, ids))), NO_LABEL, np.int32)
         for row, (_, labels), in_row in zip(targets, examples, slots, strict=True):
             for label, slot in zip(labels, in_row, strict=False):  # no labels in a file to predict

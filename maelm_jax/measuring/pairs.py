@@ -38,7 +38,7 @@ class Pair(typing.NamedTuple):
 
 
 class Score(typing.NamedTuple):
-    """Log-likelihoods of the texts of pairs, in nats, float64 [pairs, 2]: of the good and the bad.
+    """Log-likelihoods in nats, float64 [pairs, 2]: of the good text of each pair, and of the bad.
 
     `by_word` is None for a model that masks no token: left to right, and unigram.
     """
@@ -198,12 +198,16 @@ def _group(pairs: list[Pair], counted: np.ndarray) -> list[Paradigm]:
 
 
 def mean_accuracy(paradigms: list[Paradigm]) -> Accuracy:
-    """Returns the mean over paradigms. Each has the same weight, whatever its number of pairs."""
+    """Returns the mean over paradigms. Each has the same weight, whatever its number of pairs.
+
+    Pairs that all count the same have no variance: the interval is then that of Wilson.
+    """
     variance = sum(paradigm.variance / paradigm.pairs for paradigm in paradigms)
-    return Accuracy(
-        float(np.mean([paradigm.accuracy for paradigm in paradigms])),
-        TWO_SIDED_95 * math.sqrt(variance) / len(paradigms),
-    )
+    half = TWO_SIDED_95 * math.sqrt(variance) / len(paradigms)
+    if variance == 0:  # all pairs are right, or all wrong: the end of Wilson's interval
+        pairs = len(paradigms) ** 2 / sum(1 / paradigm.pairs for paradigm in paradigms)
+        half = TWO_SIDED_95**2 / (pairs + TWO_SIDED_95**2)
+    return Accuracy(float(np.mean([paradigm.accuracy for paradigm in paradigms])), half)
 
 
 def difference(pairs: list[Pair], one: Score, other: Score) -> Accuracy:

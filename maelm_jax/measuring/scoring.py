@@ -102,7 +102,7 @@ def open_model(
         steps: Steps of a workdir's checkpoints; None for the newest, and for what is no workdir.
         needs_rows: Whether the rows of a run are measured. If not, rows in a bucket stay there, and
             rows that cannot be opened are named in a warning.
-        left_to_right: Whether next tokens are measured, as always of a causal run.
+        left_to_right: Whether next tokens are measured. A causal run is always measured so.
 
     Raises:
         ConfigError: There is no such model, it has no prediction head, or it has not learned next

@@ -241,8 +241,8 @@ def draw(
 
     A row's mask depends on its key and its tokens alone, so it is the same on every mesh.
 
-    For next tokens (`causal`), nothing is drawn: the encoder reads all tokens, and each that may be
-    masked is predicted, but the first of a segment.
+    For next tokens (`causal`), nothing is drawn. The encoder reads all tokens. Every token that may
+    be masked is predicted, except the first of a segment.
 
     Source: selection as in github.com/yumeng5/MAE-LM; random and unchanged replacement ids as in
     BERT (Devlin et al. 2019).
@@ -254,8 +254,8 @@ def draw(
         sizes: Result of `budget` for this objective and L. With a larger V of L, the encoder reads
             whole rows with empty slots, and computes the same function.
         special: Ids of special tokens.
-        strategy: How likely each token is masked. None: all are equally likely, also where
-            `Masking.strategy` of a run that is read names one.
+        strategy: How likely each token is masked. None: all are equally likely. Commands that read
+            a run give None, whatever its `Masking.strategy` is.
 
     Returns:
         What the model reads.

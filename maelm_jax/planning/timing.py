@@ -48,7 +48,7 @@ class Duration(typing.NamedTuple):
 def from_log(experiment: config.Experiment, workdir: Workdir) -> Duration | None:
     """Returns the duration of the steps that a run has left, by its newest log line with a speed.
 
-    None if no step was timed, or those of other settings.
+    None if no step was timed, or only steps with other settings were.
     """
     recorded = workdir.read_settings()
     if recorded is None or config.differences(recorded, experiment):

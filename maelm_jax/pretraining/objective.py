@@ -84,7 +84,7 @@ class Objective(abc.ABC):
         key: Key[Array, ""],
         train: bool,
     ) -> loss.Sums:
-        """Sums the loss of a batch of rows, and what it is a mean over. It is a `step.LossFn`.
+        """Returns the sum of the loss over a batch of rows, and its count. It is a `step.LossFn`.
 
         Randomness depends on (key, row number) alone, so that it is the same on every mesh. Rows of
         padding, which fill the last batch of an evaluation, count nothing.

@@ -2,7 +2,7 @@
 
 Each device adds up the gradient of its own rows. Gradients are reduced over devices once a step.
 The XLA partitioner would reduce them inside the loops over layers and microbatches: with
-accumulation, every byte would be sent once a microbatch. Tensor parallelism is left to it.
+accumulation, every byte would be sent once a microbatch. The partitioner does tensor parallelism.
 
 `fsdp` shards the parameters. Those of the layers are gathered inside the loop over layers, in the
 forward pass and again in the backward pass. For a device,

@@ -17,8 +17,9 @@ def by_name(run: config.Run, words_per_row: float | None) -> dict[str, int]:
         words_per_row: Mean number of words in a row of a batch. None if it is not known.
 
     Returns:
-        {name of an export: step}. An export after so many words is called as the BabyLM challenge
-        calls it (`chck_1M`), any other `step_1000`. Of a number of words it is the nearest step.
+        {name of an export: step}. A step of `keep_at_words` is the one nearest to a number of
+        words. Its export has the name that the BabyLM challenge gives it (`chck_1M`). Any other is
+        called `step_1000`.
 
     Raises:
         ConfigError: `Run.keep_at_words` is set, and `words_per_row` is not known.

@@ -202,8 +202,8 @@ def learning_rates(
 class LearningRates:
     """The values of `learning_rates`, each computed when it is needed: a run may be very long.
 
-    The one after the last step is that which a run comes to: 0 after a decay. `own` is the function
-    of a schedule of the user's own, of which every rate must be a number from 0 on.
+    The value after the last step is the rate at the end of the run: 0 after a decay. `own` is the
+    user's function, if `Optimizer.schedule` names one. Its rates must be numbers of at least 0.
     """
 
     def __init__(

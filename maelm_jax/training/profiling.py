@@ -8,8 +8,8 @@ import jax
 class StepTrace:
     """Context manager that traces `steps` steps of this start on process 0.
 
-    They begin with the third step of a start, of which the first is compiled and the second waits
-    for it. A run that ends earlier ends the trace.
+    The trace begins with the third step of a start, because the first one is compiled and the
+    second one waits for it. A run that ends earlier ends the trace.
     """
 
     def __init__(self, folder: pathlib.Path, start: int, steps: int):

@@ -90,9 +90,11 @@ def test_a_grid_in_parts_is_joined_to_the_same_table(one_device, whole, argument
     assert not (tmp_path / "table.json").exists() and len(runs(tmp_path)) == 4
     with pytest.raises(config.ConfigError, match="2 of 4.*rte"):
         finetune.main([*argv, "--join"])
-    with pytest.raises(config.ConfigError, match="max_length"):
-        finetune.main([*argv, "--part=1", "--parts=2", "--gin.MAX_LENGTH=32"])
-    assert not (tmp_path / "table.json").exists()
+    before = runs(tmp_path)
+    for flags in (["--part=1", "--parts=2"], ["--part=0", "--parts=2"], ["--join"]):
+        with pytest.raises(config.ConfigError, match="max_length"):
+            finetune.main([*argv, *flags, "--gin.MAX_LENGTH=32"])
+    assert runs(tmp_path) == before and not (tmp_path / "table.json").exists()
     assert finetune.main([*argv, "--part=0", "--parts=2"]) == 0
     assert finetune.main([*argv, "--join"]) == 0
     assert runs(tmp_path).keys() == runs(whole).keys()

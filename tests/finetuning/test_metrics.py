@@ -140,6 +140,14 @@ def test_a_class_that_is_never_predicted_is_seen():
     assert "c" in report.tables() and "0.0000" in report.tables()
 
 
+def test_a_confusion_matrix_of_long_names_fits_a_terminal():
+    names = [f"a department with a long name {number}" for number in range(12)]
+    truth = np.arange(12)
+    report = metrics.by_class(names, truth, np.roll(truth, 1))
+    assert report.shows_confusion and all(name in report.tables().split("by prediction")[1] for name in names)
+    assert max(map(len, report.tables().splitlines())) < 100
+
+
 def test_classes_of_several_labels_and_of_entities():
     several = metrics.by_class(("x", "y"), np.asarray([[1, 0], [1, 1]], np.float32), np.asarray([[1, 0], [0, 1]], np.float32))
     assert [(one.recall, one.precision) for one in several.classes] == [(0.5, 1.0), (1.0, 1.0)] and not several.confusion

@@ -160,6 +160,26 @@ def test_predictions_have_the_columns_and_the_format_of_the_input(ending, workdi
         assert float(alike["probability"]) == pytest.approx(row.values["probability"], abs=1e-6)
 
 
+def test_columns_of_parquet_keep_their_types_and_dates_are_plain_text(workdir, tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    types = {
+        "key": pa.array([1, 2], pa.int32()),
+        "sentence1": ["A cat.", "A dog."],
+        "sentence2": ["A bird.", "A fish."],
+        "at": pa.array([1, None], pa.timestamp("ns")),
+        "day": pa.array([0, 1], pa.date32()),
+        "none": pa.array([None, None], pa.string()),
+    }
+    given = pa.table(types)
+    parquet.write_table(given, tmp_path / "in.parquet")
+    assert label(workdir, tmp_path / "in.parquet") == 0
+    written = parquet.read_table(workdir / "predictions_in.parquet")
+    assert written.select(given.column_names).equals(given)
+    assert written.column_names == [*types, "prediction", "probability"]
+    assert label(workdir, tmp_path / "in.parquet", f"--output={tmp_path / 'out.csv'}") == 0
+    assert [row.values["day"] for row in labelled_data.read(tmp_path / "out.csv", ["day"])] == ["1970-01-01", "1970-01-02"]
+
+
 def test_columns_that_predictions_would_get_are_refused(workdir, tmp_path):
     path = tmp_path / "in.csv"
     for header in ("sentence1,sentence2,prediction", "sentence1,sentence2,note,note"):

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+import tokenizers
 from testing import input_format, write_text
 
 from maelm_jax import config
@@ -33,15 +34,13 @@ def written(one: SentenceTask, outputs, folder) -> list[str]:
     return [line.split("\t")[1] for line in (folder / "p.tsv").read_text().splitlines()[1:]]
 
 
-def cut_one_by_one(a: int, b: int, room: int) -> tuple[int, int]:
-    while a + b > room:
-        a, b = (a - 1, b) if a > b else (a, b - 1)
-    return a, b
-
-
-def test_the_longer_text_is_cut_first():
+def test_pairs_are_cut_as_the_tokenizers_of_exports_cut_them():
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, "a"))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     for a, b, room in itertools.product(range(12), range(12), range(1, 15)):
-        assert kept_sizes((a, b), room) == cut_one_by_one(a, b, room), (a, b, room)
+        theirs.enable_truncation(room, strategy="longest_first")
+        ids = theirs.encode("a " * a, "b " * b).ids
+        assert kept_sizes((a, b), room) == (ids.count(0), ids.count(1)), (a, b, room)
     assert kept_sizes((9,), 4) == (4,)
 
 

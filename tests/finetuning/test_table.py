@@ -59,7 +59,8 @@ def test_the_axes_of_the_differences_end_where_their_columns_end():
 def seeded(task, *values, **more) -> dict:
     """The report of a task whose seeds 1, 2 and so on have these values, in percent."""
     report = of_task(task, float(np.median(values)), min(values), max(values), seeds=len(values), **more)
-    report["columns"][TITLES[task]]["by_seed"] = {str(seed): value for seed, value in enumerate(values, start=1)}
+    by_seed = sorted(enumerate(values, start=1), key=lambda item: item[1])  # as runs are reported
+    report["columns"][TITLES[task]]["by_seed"] = {str(seed): value for seed, value in by_seed}
     return report
 
 
@@ -80,6 +81,17 @@ def test_the_csv_has_the_seeds_and_a_paired_test_against_the_first_encoder(tmp_p
     same = lines["mlm", "CoLA mcc"]
     assert (same["centre"], same["difference"], same["p"]) == ("mean", "0.0", ""), "equal values have no p"
     assert lines["tiny_a", "RTE accuracy"]["difference"] == "" and len(lines) == 4
+
+
+def test_the_markdown_has_the_differences_and_says_which_have_no_p():
+    text = table.markdown(SEEDED)
+    [line] = [line for line in text.splitlines() if line.startswith("| mlm") and "seeds)" in line]
+    expected = scipy.stats.ttest_rel([65.0, 66.5, 66.0], [60.0, 62.0, 61.0]).pvalue
+    _, _, rte, cola, _ = line.split("|")
+    assert "+4.8" in rte and f"{expected:.2g}" in rte and "3 seeds" in rte
+    assert "+0.0" in cola and "no p" in cola and "2 seeds" in cola
+    one = {label: {"rte": seeded("rte", value)} for label, value in (("a", 1.0), ("b", 3.0))}
+    assert "+2.0 (no p, 1 seed)" in table.markdown(one)
 
 
 def test_only_common_seeds_are_paired():

@@ -14,7 +14,7 @@ import tokenizers
 from testing import ROOT, english, input_format
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from maelm_jax import config, finetune
+from maelm_jax import config, export, finetune
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders.results import Results
 from maelm_jax.finetuning import batches, grid, heads, token
@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_cut_counted_and_predicted_as_outside(tmp_path):
     one = task("B-X", "I-X", "O")
     dev = evaluation_set(one, [("abcd efgh ij", "B-X I-X O"), ("a", "O")], 5)
     assert dev.features.ids[0].tolist() == [0, 5, 5, 5, 2]
-    assert one.notes == ["dev: 1 of 2 sentences cut to 5 tokens", "dev: 1 of 4 words have no encoded token"]
+    assert one.notes == ["dev: 1 of 2 sentences cut to 5 tokens", "dev: 1 of 4 words have no token, or were cut off"]
     outputs = slots_of([[9, 0, 9, 1, 9], [9, 2, 9, 9, 9]])
     assert one.score(dev, outputs) == {"accuracy": 1.0, "precision": 1.0, "recall": 1.0, "f1": 1.0}
     path = one.write(dev, outputs, tmp_path, "p")
@@ -235,6 +235,24 @@ def test_a_rule_is_learned_and_a_file_is_labelled_by_it(one_device, files, pretr
     }
     (animal,) = scores["classes"]
     assert animal["name"] == "ANIMAL" and animal["f1"] == pytest.approx(scores["f1"])
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # of transformers and PyTorch
+def test_the_lines_of_a_card_label_words_as_the_run_does(one_device, files, pretrained, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    assert run(files, pretrained, tmp_path / "run", "--gin.EPOCHS=6", "--gin.LEARNING_RATE=1e-2") == 0
+    words = "the old cat , runs % a 7 bird".split()
+    (tmp_path / "new.txt").write_text("\n".join(words))
+    assert finetune.main([f"--workdir={tmp_path / 'run'}", f"--predict={tmp_path / 'new.txt'}"]) == 0
+    assert export.main([f"--workdir={tmp_path / 'run'}", f"--output={tmp_path / 'out'}", "--no-verify"]) == 0
+    monkeypatch.chdir(tmp_path)
+    loading, *_, labelling = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.S)
+    names: dict = {}
+    exec(loading, names)
+    exec(re.sub('words = ".*"', f'words = "{" ".join(words)}"', labelling), names)
+    lines = (tmp_path / "run" / "predictions_new.txt").read_text().split("\n")
+    assert names["labelled"] == [tuple(line.split()[:2]) for line in lines if line]
+    assert len({label for _, label in names["labelled"]}) > 1
 
 
 def load(folder, vocabulary):

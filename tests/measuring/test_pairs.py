@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from maelm_jax import config, evaluate
 from maelm_jax.encoders.opened import load_model
@@ -104,6 +105,17 @@ def test_the_interval_covers_the_mean_with_few_pairs_a_paradigm(count):
         accuracy = pairs.mean_accuracy(pairs.by_paradigm(sample, np.stack([good, 1 - good], axis=1)))
         covered.append(abs(accuracy.mean - shares.mean()) <= accuracy.half)
     assert np.mean(covered) > 0.92
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_pairs_that_are_all_right_or_all_wrong_have_an_interval(is_right):
+    sample = [pairs.Pair("", "", f"{number % 5}", "") for number in range(100)]
+    score = pairs.Score(np.tile([1.0, 0.0] if is_right else [0.0, 1.0], (100, 1)), None)
+    accuracy = pairs.mean_accuracy(pairs.by_paradigm(sample, score.plain))
+    wilson = scipy.stats.binomtest(100 * is_right, 100).proportion_ci(method="wilson")
+    assert accuracy.mean == is_right and accuracy.half == pytest.approx(wilson.high - wilson.low, abs=1e-4)
+    mean, half = pairs.difference(sample, score, score)
+    assert mean == 0 and half > 0.03, "other pairs could differ"
 
 
 def by_word_masks(vocabulary, row: list[int], first: int = 1) -> list[list[int]]:
