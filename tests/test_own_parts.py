@@ -82,13 +82,12 @@ def own(tmp_path, monkeypatch):
 
 PARTS = ["Optimizer.schedule=own_for_test:halved", "Masking.strategy=own_for_test:long_words", "Run.log_to=own_for_test:Lines"]
 FLAGS = [f"--gin.{part}" for part in PARTS]
+SHORT = ["--gin.TRAIN_STEPS=4", "--gin.Optimizer.warmup_steps=2", "--gin.Run.rank_every=0"]
 
 
 def test_a_run_trains_with_parts_of_the_user_and_records_their_parameters(text, own):
     parameters = ["--gin.Optimizer.schedule_parameters={'factor': 0.25}", "--gin.Masking.strategy_parameters={'letters': 6}"]
-    argv = training(
-        text, own / "run", *FLAGS, *parameters, "--gin.TRAIN_STEPS=4", "--gin.Optimizer.warmup_steps=2", "--gin.Optimizer.learning_rate=0.004"
-    )
+    argv = training(text, own / "run", *FLAGS, *parameters, *SHORT, "--gin.Optimizer.learning_rate=0.004")
     done = call("train", *argv)
     assert done.status == 0, done.stderr
     rates = [line["learning_rate"] for line in metrics(own / "run") if "loss" in line]
@@ -115,11 +114,11 @@ def test_a_run_trains_with_parts_of_the_user_and_records_their_parameters(text, 
 
 def test_a_run_goes_on_from_one_whose_schedule_is_not_imported(text, own):
     """A decay begins at the rate that the other run logged last."""
-    start = training(text, own / "run", FLAGS[0], "--gin.TRAIN_STEPS=4", "--gin.Optimizer.warmup_steps=2")
+    start = training(text, own / "run", FLAGS[0], *SHORT)
     assert call("train", *start).status == 0
     (own / "imported").unlink()
     del sys.modules["own_for_test"]
-    decay = ["--gin.Optimizer.schedule=decay", f"--gin.Run.continue_from={own / 'run'}", "--gin.TRAIN_STEPS=2"]
+    decay = ["--gin.Optimizer.schedule=decay", f"--gin.Run.continue_from={own / 'run'}", "--gin.TRAIN_STEPS=2", "--gin.Run.rank_every=0"]
     done = call("train", *training(text, own / "decay", *decay))
     assert done.status == 0 and not (own / "imported").exists(), done
     logged = [line["learning_rate"] for line in metrics(own / "run") if "loss" in line][-1]

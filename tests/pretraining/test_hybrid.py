@@ -123,7 +123,7 @@ def single():
     return train(experiment(MAE_LM))
 
 
-@pytest.mark.parametrize("mesh,accumulate", [((1, 1, 1), 4), ((2, 1, 1), 1), ((1, 2, 1), 2)], ids=["microbatches", "data", "fsdp"])
+@pytest.mark.parametrize("mesh,accumulate", [((1, 1, 1), 4), ((2, 2, 1), 2)], ids=["microbatches", "mesh"])
 def test_any_mesh_and_microbatches_have_the_same_causal_rows(single, mesh, accumulate):
     ours, theirs = train(experiment(MAE_LM, 0.25, mesh, accumulate)), single
     for a, b in zip(ours, theirs, strict=True):
