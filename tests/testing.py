@@ -13,6 +13,7 @@ import logging
 import lzma
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -133,7 +134,8 @@ def only_devices(patch: pytest.MonkeyPatch, count: int):
 
 def environment(devices: int = 1) -> dict[str, str]:
     """The environment of a process with so many CPU devices."""
-    return os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
+    flags = re.sub("device_count=[0-9]+", f"device_count={devices}", os.environ["XLA_FLAGS"])
+    return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
 
 
 def start(command: str, *argv, devices: int = 1) -> subprocess.Popen:
