@@ -218,16 +218,18 @@ def _checkpoint_layer(
     With `saves_nothing` (`Compute.rematerialise`), only the layer's input is saved. `scanned` says
     that the layer alone is the body of a loop.
     """
+    # The TPU compiler itself keeps no large value of a layer that can be computed again. A
+    # checkpoint would only make it round each saved value once more.
+    if platform == "tpu" and not scanned and not saves_nothing:
+        return body
     policy = jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.save_only_these_names(ops.SAVED), attention_cudnn.saves_outputs
     )
     if saves_nothing:
         policy = jax.checkpoint_policies.nothing_saveable
     # Without a loop, XLA merges the recomputation with the forward pass and keeps the values, so
-    # nothing is freed. `prevent_cse` forbids that. On TPU, the compiler keeps no large value unless
-    # `rematerialise` is set, so the barrier is left out.
-    prevent_cse = not scanned and (saves_nothing or platform != "tpu")
-    return jax.checkpoint(body, prevent_cse=prevent_cse, policy=policy)
+    # nothing is freed. `prevent_cse` forbids that.
+    return jax.checkpoint(body, prevent_cse=not scanned, policy=policy)
 
 
 def _apply_in_turn(
