@@ -166,7 +166,7 @@ def test_columns_of_parquet_keep_their_types_and_dates_are_plain_text(workdir, t
         "key": pa.array([1, 2], pa.int32()),
         "sentence1": ["A cat.", "A dog."],
         "sentence2": ["A bird.", "A fish."],
-        "at": pa.array([1, None], pa.timestamp("ns")),
+        "at": pa.array([1_000, None], pa.timestamp("ns")),
         "day": pa.array([0, 1], pa.date32()),
         "none": pa.array([None, None], pa.string()),
     }
