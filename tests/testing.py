@@ -134,8 +134,8 @@ def only_devices(patch: pytest.MonkeyPatch, count: int):
 
 def environment(devices: int = 1) -> dict[str, str]:
     """The environment of a process with so many CPU devices."""
-    flags = re.sub("device_count=[0-9]+", f"device_count={devices}", os.environ["XLA_FLAGS"])
-    return os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    others = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
+    return os.environ | {"XLA_FLAGS": f"{others} --xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
 
 
 def start(command: str, *argv, devices: int = 1) -> subprocess.Popen:
