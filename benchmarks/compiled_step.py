@@ -51,6 +51,7 @@ PARTS = (
     ("bias gradients: sums by themselves", "^reduce$", "Linear"),
     ("bias gradients: fused sums", r"\breduce\b", "Linear"),
     ("reduce_precision of saved values", "reduce-precision", "reduce_precision"),
+    ("dropout, residual", "", r"\bdropout\b"),  # before casts, which its gradient ends in
     ("casts of weights", "convert", "^ *$|convert_element_type"),
     ("other products", PRODUCT, ""),
     ("dropout, residual", "", "Block|dropout"),
