@@ -87,7 +87,7 @@ def test_rows_for_a_run_have_the_ids_of_its_vocabulary(text, tmp_path, capsys):
     (run / "vocabulary").mkdir(parents=True)
     documents = (text / "topics.txt").read_text().split("\n\n")
     (tmp_path / "a.txt").write_text("\n\n".join(documents[:40]))
-    settings = {"TEXT_FILES": f"{tmp_path}/*.txt", "Corpus.rows_dir": tmp_path / "rows"}
+    settings = {"TEXT_FILES": f"{tmp_path}/*.txt", "Corpus.rows_dir": tmp_path / "rows", "Corpus.heldout_fraction": 0.2}
     experiment = gin_files.load(["tiny.gin"], [f"{name}={value}" for name, value in settings.items()])
     (run / "config.gin").write_text(gin_files.render(experiment))
     trained = vocabularies.load(next(text.glob("rows/vocabulary-*.model")))
