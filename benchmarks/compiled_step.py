@@ -54,7 +54,7 @@ PARTS = (
     ("dropout, residual", "", r"\bdropout\b"),  # before casts, which its gradient ends in
     ("casts of weights", "convert", "^ *$|convert_element_type"),
     ("other products", PRODUCT, ""),
-    ("dropout, residual", "", "Block|dropout"),
+    ("dropout, residual", "", "Block"),
     ("embeddings, masks, slots", "", "MaeLm|draw"),
     ("all else", "", ""),
 )

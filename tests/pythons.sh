@@ -5,7 +5,7 @@
 #   PYTHONS='python3.13' tests/pythons.sh /tmp/pythons -q tests/test_train.py
 #
 # PYTHONS names the interpreters. WORK is a folder of 3 GB for each; a second start uses its environments again. Without arguments, the
-# tests are those of the README. They take 8 minutes a Python on two free cores, so CI runs one Python only.
+# tests are those of the README: 8 minutes a Python on two free cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }

@@ -27,7 +27,7 @@ from maelm_jax.data import workers
 VERSION = 1  # version of the rules below; the name of the kept file depends on it
 # The text comes from the standard library (`python`) and from these. requirements.txt pins all of
 # them, so that other installed packages do not change the text. TensorFlow is left out: it would be
-# half of the source to parse, and tiny.gin reads a third of the text without it.
+# a third of the source to parse, and tiny.gin reads a third of the text without it.
 DISTRIBUTIONS = (
     "array_record beartype flax fsspec gin-config jax jaxtyping matplotlib numpy optax "
     "orbax-checkpoint pytest scikit-learn scipy sentencepiece seqio tensorboardX tensorstore "

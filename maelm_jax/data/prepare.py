@@ -190,6 +190,8 @@ def _require_heldout(prepared: Prepared, corpus: Corpus):
 def _warn_of_short_documents(source: str, manifest: dict, corpus: Corpus):
     """Warns if files of a source have documents that are much shorter than a row."""
     short: dict[str, dict[str, int]] = manifest["short"]
+    if not short:
+        return
     tokens = sum(numbers["tokens"] for numbers in short.values())
     documents = sum(numbers["documents"] for numbers in short.values())
     share = tokens / sum(manifest["splits"][split]["tokens"] for split in rows.SPLITS)
@@ -462,17 +464,15 @@ def _short_documents(
 ) -> dict[str, dict[str, int]]:
     """Returns the files whose documents are short, {file: "documents" and about their "tokens"}."""
     tokens = sum(counts[split]["tokens"] for split in rows.SPLITS)
-    tokens_per_byte = tokens / max(sum(counts[split]["bytes"] for split in rows.SPLITS), 1)
-    return {
-        file: {
-            "documents": numbers["documents"],
-            "tokens": round(numbers["bytes"] * tokens_per_byte),
-        }
-        for file, numbers in by_file.items()
-        if numbers["documents"] > 1
-        and numbers["bytes"] * tokens_per_byte * SHORT
-        < numbers["documents"] * corpus.sequence_length
-    }
+    characters = sum(numbers["characters"] for numbers in by_file.values())
+    short = {}
+    for file, numbers in by_file.items():
+        documents = numbers["documents"]
+        if documents > 1:
+            in_file = round(numbers["characters"] * tokens / characters)
+            if in_file * SHORT < documents * corpus.sequence_length:
+                short[file] = {"documents": documents, "tokens": in_file}
+    return short
 
 
 def _in_batches(documents: typing.Iterable[str]) -> typing.Iterator[list[str]]:
@@ -545,8 +545,8 @@ def _join(folder: pathlib.Path, store: pathlib.Path):
                         yield ids.reshape(-1, plan.corpus.sequence_length)
 
     joined = folder / "joined"
-    length, records = plan.corpus.sequence_length, (left_out, empty, short)
-    rows.write(joined, blocks, counts, length, plan.dtype, *records)
+    length = plan.corpus.sequence_length
+    rows.write(joined, blocks, counts, length, plan.dtype, left_out, empty, short)
     shutil.rmtree(store, ignore_errors=True)  # a copy that was interrupted: it has no manifest
     joined.rename(store)  # a store is whole or absent
     storage.flush_folder(store.parent)

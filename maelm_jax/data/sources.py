@@ -113,7 +113,7 @@ def documents_of_part(
     """Reads the documents of a part in order.
 
     A document does not go on in another piece. Sets `counts[name]` of each piece's name to the
-    numbers of its "documents", of their "bytes", and of "empty" rows. Raises BadFile if a file
+    numbers of its "documents", of their "characters", and of "empty" rows. Raises BadFile if a file
     cannot be read.
     """
     for piece in part:
@@ -122,7 +122,7 @@ def documents_of_part(
             numbers = counts.setdefault(piece.name, numbers)
         for document in _documents_of_piece(piece, corpus, numbers):
             numbers["documents"] += 1
-            numbers["bytes"] += len(document.encode())
+            numbers["characters"] += len(document)
             yield document
 
 

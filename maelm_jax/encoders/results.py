@@ -62,7 +62,7 @@ class ClassReport:
         names = [one.name for one in self.classes]
         columns = names
         if sum(map(len, names)) > WIDEST_NAMES:
-            columns = [str(number) for number, _ in enumerate(names, start=1)]
+            columns = [str(number + 1) for number in range(len(names))]
             names = [f"{number}. {name}" for number, name in zip(columns, names, strict=True)]
         rows = [(name, *row) for name, row in zip(names, self.confusion, strict=True)]
         return "\n\n".join([text, layout(("class, by prediction", *columns), rows)])

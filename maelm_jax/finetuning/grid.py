@@ -176,7 +176,7 @@ def run_part(workdir: Workdir, plan: list[Planned], part: Part):
     _require_no_run(workdir)
     for planned, current in _sessions(plan):
         every_run = all_runs(planned, current)
-        for experiment in every_run:
+        for experiment in every_run:  # refused now, and not by --join after all parts
             place = workdir.folder / _place_of(planned, experiment)
             finished(Run(current, experiment, planned.encoder, Workdir(place)))
         by_cell = _by_cell(every_run)
