@@ -36,7 +36,8 @@ them: (--minutes x 60 - startup) / seconds of a step. The CPU seconds that the r
 recorded too. On a quiet machine they are the same.
 
 With --steps all arms take that many steps of 16 rows instead: the same tokens for all. CPU seconds
-are recorded beside it.
+are recorded beside it. With --dtype=bfloat16 ours have Compute.dtype = "bfloat16", and PyTorch has
+autocast. Take another --output for each type.
 
 Files in --output: inputs/ (rows, their order, tokenizer.json, held-out rows with their masks),
 costs/ (a JSON a turn), choices/ (a JSON a short run), SIZE-ARM-sSEED.json (a JSON an arm), runs/
@@ -437,10 +438,12 @@ def training_command(args: argparse.Namespace, plan: Plan) -> list[str]:
             *(f"--{name}={value}" for name, value in plan.choice._asdict().items()),
             f"--steps={plan.steps}",
             f"--warmup={warmup}",
+            f"--dtype={args.dtype}",
             f"--log_every={plan.log_every}",
             f"--save_every={plan.save_every}",
         ]
     settings = corpus_settings(args) | {
+        "Compute.dtype": args.dtype,
         "TRAIN_STEPS": plan.steps,
         "BATCH_SIZE": plan.choice.batch_size,
         "SEED": plan.seed,
@@ -641,6 +644,9 @@ def parse_flags() -> argparse.Namespace:
         nargs=2,
         metavar=("RATE", "SCALE"),
         help="learning rate and initial weights of the PyTorch arms; default: by short runs",
+    )
+    flags.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation"
     )
     flags.add_argument("--costs_only", action="store_true", help="measure steps, train nothing")
     flags.add_argument("--cores", default="0", help="cores, each for one arm at a time")

@@ -28,7 +28,7 @@ modernbert_ours  As modernbert_recipe, with full attention in every layer and th
 All: no dropout, because most rows are read once or twice; gradients clipped to a global norm of 1
 (2 in the recipe); scaled_dot_product_attention (MPNet has none); one thread; fused AdamW;
 torch.compile where a C++ compiler is installed (6 to 10% faster steps). The stock BertForMaskedLM
-and MPNetForMaskedLM compute the logits at every position. On a GPU, autocast computes in bfloat16.
+and MPNetForMaskedLM compute the logits at every position. In bfloat16, autocast computes.
 
 Writes metrics.jsonl (a line every --log_every steps), checkpoints/<step>/ (stock folders with
 tokenizer.json) and, at the end, peer.json: what was trained, and PyTorch's own loss on the first
@@ -75,7 +75,7 @@ def main():
         batch = rows.batch(step)
         inputs, labels = mask_tokens(batch, args.arm, rows.special)
         attention_mask = (batch != rows.special["pad"]).long()
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=args.dtype == "bfloat16"):
             loss = compiled(input_ids=inputs, attention_mask=attention_mask, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0 if is_recipe(args.arm) else 1.0)
@@ -281,6 +281,7 @@ def parse_flags() -> argparse.Namespace:
     flags.add_argument("--batch_size", type=int, default=16, help="rows of a step")
     flags.add_argument("--learning_rate", type=float, default=1e-3, help="peak, of AdamW")
     flags.add_argument("--initializer_range", type=float, default=0.02, help="of the weights")
+    flags.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     flags.add_argument("--seed", type=int, default=0)
     flags.add_argument("--log_every", type=int, default=10, help="steps between lines of metrics")
     flags.add_argument("--save_every", type=int, default=10**9, help="steps between checkpoints")
