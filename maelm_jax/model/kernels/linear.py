@@ -46,9 +46,9 @@ def product(
 
     The products of the backward pass have the dtype of x too.
 
-    XLA's CPU compiler uses a processor's matrix units (AMX) for bfloat16 only if the result is
-    float32 and both matrices are stored by rows: the summed axis is the last one of the left matrix
-    and the first one of the right.
+    XLA's CPU compiler uses a processor's instructions for bfloat16 (AMX, AVX512_BF16) only if the
+    result is float32 and both matrices are stored by rows: the summed axis is the last one of the
+    left matrix and the first one of the right.
     """
     dtype = dtype or x.dtype
 
