@@ -36,8 +36,8 @@ them: (--minutes x 60 - startup) / seconds of a step. The CPU seconds that the r
 recorded too. On a quiet machine they are the same.
 
 With --steps all arms take that many steps of 16 rows instead: the same tokens for all. CPU seconds
-are recorded beside it. With --dtype=bfloat16 ours have Compute.dtype = "bfloat16", and PyTorch has
-autocast. Take another --output for each type.
+are recorded beside it. With --dtype=bfloat16 ours have Compute.dtype = "bfloat16", and PyTorch
+computes under autocast.
 
 Files in --output: inputs/ (rows, their order, tokenizer.json, held-out rows with their masks),
 costs/ (a JSON a turn), choices/ (a JSON a short run), SIZE-ARM-sSEED.json (a JSON an arm), runs/
@@ -158,7 +158,6 @@ class Plan(typing.NamedTuple):
     save_every: int
     folder: pathlib.Path
     log_every: int = LOG_EVERY
-    flags: tuple[str, ...] = ()  # of maelm_jax.train, beside those of the arm
 
 
 class Point(typing.NamedTuple):
@@ -235,7 +234,8 @@ def write_inputs(args: argparse.Namespace):
 
     folder = args.output / "inputs"
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {name: getattr(args, name) for name in ("text", "heldout", "minutes", "steps")}
+    names = ("text", "heldout", "minutes", "steps", "dtype")
+    settings = {name: getattr(args, name) for name in names}
     record = folder / "settings.json"
     if record.exists() and json.loads(record.read_text()) != settings:
         sys.exit(f"{args.output} was begun with other settings ({record}): give another --output")
@@ -463,7 +463,6 @@ def training_command(args: argparse.Namespace, plan: Plan) -> list[str]:
         "--gin_file=recipes/efficient.gin",
         *(flag.format(feed_forward=8 * int(width) // 3 // 8 * 8) for flag in ARMS[plan.arm].flags),
         *(f"--gin.{name}={value}" for name, value in settings.items()),
-        *plan.flags,
         f"--workdir={plan.folder.resolve()}",
     ]
 

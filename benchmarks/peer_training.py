@@ -28,7 +28,8 @@ modernbert_ours  As modernbert_recipe, with full attention in every layer and th
 All: no dropout, because most rows are read once or twice; gradients clipped to a global norm of 1
 (2 in the recipe); scaled_dot_product_attention (MPNet has none); one thread; fused AdamW;
 torch.compile where a C++ compiler is installed (6 to 10% faster steps). The stock BertForMaskedLM
-and MPNetForMaskedLM compute the logits at every position. In bfloat16, autocast computes.
+and MPNetForMaskedLM compute the logits at every position. In bfloat16,
+PyTorch computes under autocast.
 
 Writes metrics.jsonl (a line every --log_every steps), checkpoints/<step>/ (stock folders with
 tokenizer.json) and, at the end, peer.json: what was trained, and PyTorch's own loss on the first

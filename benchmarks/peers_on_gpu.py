@@ -56,6 +56,7 @@ class Run(typing.NamedTuple):
 def main():
     """Chooses learning rates, times a step of every arm, trains and scores."""
     args = peers.parse_flags()
+    args.dtype = "bfloat16"
     peers.write_inputs(args)
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the arms share the GPU
     tries = [(arm, rate) for arm in ARMS for rate in RATES.get(arm, (None,))]
@@ -97,8 +98,7 @@ def start(
     folder = args.output / "runs" / f"{args.size}-{arm}-{rate}-{steps}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-    flags = ("--gin.Compute.dtype=bfloat16",)
-    plan = peers.Plan(arm, args.size, 0, choice, steps, save_every, folder, LOG_EVERY, flags)
+    plan = peers.Plan(arm, args.size, 0, choice, steps, save_every, folder, LOG_EVERY)
     command = [sys.executable, *peers.training_command(args, plan)]
     with folder.with_name(f"{folder.name}.log").open("w") as log:
         return Run(plan, subprocess.Popen(command, stdout=log, stderr=log, cwd=peers.ROOT))
