@@ -28,7 +28,7 @@ class StepTrace:
 
     def step_ends(self, step: int, state):
         """Ends the trace if this step is the last one of it. `state` is that after the step."""
-        if step == self._last:
+        if self._is_tracing and step == self._last:
             jax.block_until_ready(state)
             self._stop(step)
 

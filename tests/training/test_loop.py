@@ -76,6 +76,10 @@ class Saves(checkpoint.Checkpoints):
 class State(tuple):
     params: typing.ClassVar[dict] = {}
 
+    def block_until_ready(self):
+        for result in self:
+            result.block_until_ready()
+
 
 def train(
     monkeypatch,
@@ -135,8 +139,13 @@ def test_a_trace_holds_the_steps_asked_for_after_compilation(monkeypatch, tmp_pa
     is_tracing, seen = [], []
     monkeypatch.setattr(profiling.jax.profiler, "start_trace", is_tracing.append)
     monkeypatch.setattr(profiling.jax.profiler, "stop_trace", is_tracing.clear)
-    train(monkeypatch, start, watch=lambda number: seen.append(number) if is_tracing else None, trace=profiling.StepTrace(tmp_path, start, steps))
+    trace = profiling.StepTrace(tmp_path, start, steps)
+    lines, _ = train(
+        monkeypatch, start, watch=lambda number: seen.append(number) if is_tracing else None, trace=trace, log_every=100 if traced else 1
+    )
     assert seen == traced and not is_tracing
+    if not traced:  # a trace waits for the device, no trace does not
+        assert {line.get("step_seconds") for line in lines} <= {STEP, None}
 
 
 @pytest.mark.parametrize("log_every", [1, 2, 3])
