@@ -119,8 +119,9 @@ def dry_run(experiment: config.Experiment, workdir: "Workdir", verbose: bool = F
     """Prints size, memory, time and FLOPs of a run on the devices of this process.
 
     No data is read. The time is that of steps on made-up rows, or from the log of the run. The size
-    of the vocabulary is that of the file in the workdir or in the settings, if there is one. With
-    `verbose`, each parameter is printed too. Returns the exit status, as `plan` does.
+    of the vocabulary is that of the file in the workdir, if its settings are the same, or in the
+    settings, if they name one. With `verbose`, each parameter is printed too. Returns the exit
+    status, as `plan` does.
     """
     import jax
 
@@ -131,7 +132,9 @@ def dry_run(experiment: config.Experiment, workdir: "Workdir", verbose: bool = F
 
     logged = timing.from_log(experiment, workdir)
     vocabulary = experiment.vocabulary
-    if workdir.has_vocabulary:
+    recorded = workdir.read_settings()
+    is_same = recorded is not None and recorded.vocabulary == vocabulary
+    if workdir.has_vocabulary and (is_same or experiment.run.continue_from):
         vocabulary = dataclasses.replace(vocabulary, file=str(workdir.vocabulary_folder))
     sized = vocabularies.with_size_of_file(vocabulary)
     experiment = dataclasses.replace(experiment, vocabulary=sized)

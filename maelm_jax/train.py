@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     )
     flags.add_argument(
         "--profile",
-        type=int,
+        type=cli.whole_number(0),
         default=0,
         metavar="N",
         help="trace N steps with JAX's profiler, from the third of this start on",

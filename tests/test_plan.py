@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from testing import ROOT, call, model_of
+from testing import ROOT, call, model_of, training
 
 from maelm_jax import config, gin_files, plan, train
 from maelm_jax.planning import estimate, hlo, targets, timing
@@ -213,6 +213,14 @@ def test_a_dry_run_says_size_memory_and_time_before_its_details(tmp_path):
     assert "encoder/token_embedding" in done.stdout
 
 
+def test_a_dry_run_has_the_vocabulary_that_is_asked_for_not_that_of_another_run_in_the_workdir(text, uninterrupted):
+    counts = []
+    for size in (400, 2000):
+        done = call("train", *training(text, uninterrupted), f"--gin.Vocabulary.size={size}", "--dry_run")
+        counts.append(int(done.stdout.split(" parameters")[0].replace(",", "")))
+    assert counts[1] > counts[0] + 1000 * 32
+
+
 def test_the_time_of_a_run_that_has_begun_is_that_of_its_log(tmp_path):
     experiment = gin_files.load(["tiny.gin"], ["TRAIN_STEPS=100"])
     (tmp_path / "config.gin").write_text(gin_files.render(experiment))
@@ -223,6 +231,8 @@ def test_the_time_of_a_run_that_has_begun_is_that_of_its_log(tmp_path):
     assert (found.step_seconds, found.steps) == (60.0, 60) and "about 60 minutes for 60 steps" in str(found)
     other = gin_files.load(["tiny.gin"], ["TRAIN_STEPS=100", "BATCH_SIZE=64"])
     assert timing.from_log(other, Workdir(tmp_path)) is None and timing.from_log(other, Workdir(tmp_path / "none")) is None
+    for free in ("Run.accumulate=2", "Compute.rematerialise=True", "Mesh.tensor=2"):
+        assert timing.from_log(gin_files.load(["tiny.gin"], ["TRAIN_STEPS=100", free]), Workdir(tmp_path)) is None
 
 
 @pytest.mark.parametrize("flops,rows,is_bound", [(1.0, 8, False), (4.0, 2, False), (100.0, None, True)])
@@ -235,13 +245,41 @@ def test_a_large_step_is_timed_with_fewer_rows_or_bounded(monkeypatch, flops, ro
 
     monkeypatch.setattr(timing.estimate, "compile_step", compile_step)
     monkeypatch.setattr(timing, "_time_steps", lambda plan: timed.append(plan.experiment.run.batch_size) or 0.5)
+    monkeypatch.setattr(timing, "_time_update", lambda plan: 0.125)
     run = dataclasses.replace(EXPERIMENT.run, batch_size=8, accumulate=4, train_steps=10)
     one = compile_step(dataclasses.replace(EXPERIMENT, run=run))
     one = dataclasses.replace(one, model_flops=flops * timing.MOST_FLOPS, mesh=sharding.MeshSizes(1, 1, 1))
     found = timing.measure(one, targets.parse("cpu:1"))
     assert timed == ([rows] if rows else []) and found.is_bound == is_bound and found.steps == 10
-    if rows:
-        assert found.step_seconds == 0.5 * 8 / rows
+    if rows == 8:
+        assert found.step_seconds == 0.5
+    elif rows:
+        assert found.step_seconds == 0.375 * 8 / rows + 0.125, "the optimiser's update takes as long with fewer rows"
+
+
+@pytest.mark.parametrize("most", [1, 15, 16, 31, 47, 64, 127, 129])
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize("share", [0.0, 1 / 16])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_fewer_rows_make_microbatches_that_are_no_larger_and_that_the_devices_can_divide(most, accumulate, share, devices):
+    run = dataclasses.replace(EXPERIMENT.run, batch_size=128, accumulate=accumulate)
+    objective = dataclasses.replace(EXPERIMENT.objective, causal_share=share)
+    experiment = dataclasses.replace(EXPERIMENT, run=run, objective=objective)
+    one = dataclasses.replace(PLAN, experiment=experiment, mesh=sharding.MeshSizes(devices, 1, 1))
+    rows, parts = timing._fewer_rows(one, most)
+    group = devices * (16 if share else 1)
+    assert rows % (parts * group) == 0 and rows // parts <= 128 // accumulate and most - min(group, most) < rows + 128 // accumulate
+    assert rows <= most and (rows > 0) == (most >= group)
+
+
+def test_a_large_step_with_causal_rows_is_timed_with_whole_groups_of_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(timing, "MOST_FLOPS", 1.0)
+    bound = call("train", *TINY, "--dry_run", f"--workdir={tmp_path / 'none'}")
+    assert "as in a product of matrices" in bound.stdout, bound
+    monkeypatch.setattr(timing, "_fewer_rows", lambda plan, most, choose=timing._fewer_rows: choose(plan, 20))
+    files = ["--gin_file=recipes/efficient.gin", "--gin_file=recipes/hybrid.gin", "--gin.BATCH_SIZE=32"]
+    done = call("train", *TINY, *files, "--dry_run", f"--workdir={tmp_path / 'none'}")
+    assert done.status == 0 and "16 of 32 rows a step" in done.stdout, done
 
 
 def test_a_step_that_does_not_fit_is_not_timed(monkeypatch):

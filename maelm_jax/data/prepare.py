@@ -29,7 +29,7 @@ import numpy as np
 
 from maelm_jax import progress, storage
 from maelm_jax.config import ConfigError, Corpus, Run, RunError
-from maelm_jax.data import packing, readers, rows, sources, vocabularies, workers
+from maelm_jax.data import batches, packing, readers, rows, sources, vocabularies, workers
 from maelm_jax.data.readers import BadFile, Unavailable
 from maelm_jax.data.vocabularies import Vocabulary
 
@@ -80,10 +80,9 @@ class Prepared:
 
     def describe_passes(self, run: Run) -> list[str]:
         """Returns a line for each source: how often the steps of a run read it."""
-        lines = []
-        for source, train in self.split("train").items():
-            share = self.rates[source] / sum(self.rates.values())
-            pass_steps = len(train) / (share * run.batch_size)
+        lines, scheduled = [], batches.make_schedule(list(self.rates.values())).slots
+        for (source, train), slots in zip(self.split("train").items(), scheduled, strict=True):
+            pass_steps = len(train) / (int(slots) / batches.PERIOD * run.batch_size)
             words = train.statistics.get("words")
             what = f"{len(train):,} rows" if words is None else f"{words:,} words"
             lines.append(

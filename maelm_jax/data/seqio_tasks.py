@@ -17,7 +17,7 @@ SPLIT = "train"
 NETWORK_HOST = "storage.googleapis.com"  # TFDS looks there first; a name that any network knows
 OWN_TEXT = "Train on your own text with --gin.TEXT_FILES='books/*.txt' (tiny.gin needs none)"
 PUBLISHED_FILES = "Give the published files with --gin.DATA_DIR=FOLDER"
-# Fields that can hold the text. The first one that a record has is used.
+# Fields that can hold the text, after Corpus.text_field. The first one that a record has is used.
 FIELDS = ("text", "targets_pretokenized", "targets")  # of seqio Tasks
 # wikipedia and c4 have `text`, pg19 has `book_text`.
 TFDS_FIELDS = ("text", "book_text", "content", "document", "article")
@@ -159,6 +159,7 @@ def texts(source: str, corpus: Corpus, index: int, count: int) -> typing.Iterato
             sequence_length=None, split=SPLIT, shuffle=False, shard_info=part, num_epochs=1
         )
         feature, fields = task.output_features.get("targets"), FIELDS
+    fields = tuple(dict.fromkeys((*corpus.listed("text_field"), *fields)))
     field = next((field for field in fields if field in dataset.element_spec), None)
     if field is None:
         raise ConfigError(
@@ -170,6 +171,6 @@ def texts(source: str, corpus: Corpus, index: int, count: int) -> typing.Iterato
         if isinstance(value, bytes):
             yield value.decode("utf-8", "replace")
         elif feature is None:
-            raise ConfigError(f"{source}: the field {field!r} holds no text. Name another dataset")
+            raise ConfigError(f"{source}: the field {field!r} holds no text. Set Corpus.text_field")
         else:
             yield feature.vocabulary.decode([int(i) for i in value])

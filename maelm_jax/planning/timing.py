@@ -15,7 +15,7 @@ from maelm_jax.model.kernels import linear
 from maelm_jax.planning import estimate
 from maelm_jax.planning.targets import GIB, Target
 from maelm_jax.pretraining import objective
-from maelm_jax.training import metrics, sharding
+from maelm_jax.training import metrics, optimizers, sharding
 from maelm_jax.training.workdir import Workdir
 
 TIMED_STEPS = 3
@@ -53,6 +53,8 @@ def from_log(experiment: config.Experiment, workdir: Workdir) -> Duration | None
     recorded = workdir.read_settings()
     if recorded is None or config.differences(recorded, experiment):
         return None
+    if _how_computed(recorded) != _how_computed(experiment):
+        return None
     lines = metrics.read(workdir)
     timed = [line["step_seconds"] for line in lines if line.get("step_seconds")]
     if not timed:
@@ -61,32 +63,51 @@ def from_log(experiment: config.Experiment, workdir: Workdir) -> Duration | None
     return Duration(timed[-1], left, f"the speed in its log, {workdir.metrics_file}")
 
 
+def _how_computed(experiment: config.Experiment) -> tuple:
+    """Returns the settings that a run may change when it goes on, and that change its speed."""
+    return experiment.compute, experiment.mesh, experiment.run.accumulate
+
+
 def measure(plan: estimate.Plan, target: Target) -> Duration | str:
     """Times steps of a plan that was compiled for the devices of this process, on made-up rows.
 
     Returns why not if that is impossible.
     """
     run, steps = plan.experiment.run, plan.experiment.run.train_steps
-    if jax.process_count() > 1 or plan.program is None:
+    if jax.process_count() > 1 or plan.program is None or plan.fits is False:
         return "time here: not measured, because the step does not fit or has several processes"
     is_cpu = jax.default_backend() == "cpu"
     most = MOST_FLOPS if is_cpu else MOST_FLOPS_OF_ACCELERATOR
-    rows, shards = run.batch_size, plan.mesh.data * plan.mesh.fsdp
+    rows = run.batch_size
     if plan.model_flops > 2 * most:
-        rows = int(most / plan.model_flops * rows) // shards * shards
+        rows, parts = _fewer_rows(plan, int(most / plan.model_flops * rows))
         if not rows:
             return _bound_by_products(plan) if is_cpu else "time here: a row is too large to time"
-        smaller = dataclasses.replace(run, batch_size=rows, accumulate=1)
+        smaller = dataclasses.replace(run, batch_size=rows, accumulate=parts)
         experiment = dataclasses.replace(plan.experiment, run=smaller)
         plan = estimate.compile_step(experiment, target, jax.devices(), keeps_program=True)
     free = _free_memory() if is_cpu else None
-    if plan.program is None or (free is not None and plan.needed > free):
+    if plan.program is None or plan.fits is False or (free is not None and plan.needed > free):
         return f"time here: not measured, because a step needs {plan.needed / GIB:.2f} GiB"
-    seconds = _time_steps(plan) * run.batch_size / rows
-    method = "steps on made-up rows"
+    seconds, method = _time_steps(plan), "steps on made-up rows"
     if rows < run.batch_size:
+        update = _time_update(plan)  # takes as long for any number of rows
+        seconds = max(seconds - update, 0.0) * run.batch_size / rows + update
         method += f", {rows} of {run.batch_size} rows a step"
     return Duration(seconds, steps, method)
+
+
+def _fewer_rows(plan: estimate.Plan, most: int) -> tuple[int, int]:
+    """Returns at most `most` rows and in how many parts to compute them: whole microbatches.
+
+    If not even one is so small, a part of one, as many rows as the devices can divide; 0 if none.
+    """
+    run, causal_rows = plan.experiment.run, plan.experiment.objective.causal_rows
+    microbatch = run.batch_size // run.accumulate
+    if parts := most // microbatch:
+        return parts * microbatch, parts
+    group = plan.mesh.data * plan.mesh.fsdp * causal_rows.denominator
+    return most // group * group, 1
 
 
 def _time_steps(plan: estimate.Plan) -> float:
@@ -94,7 +115,7 @@ def _time_steps(plan: estimate.Plan) -> float:
     experiment, size = plan.experiment, plan.experiment.vocabulary.size
     mesh = sharding.make_mesh(experiment.mesh)
     state, batch, _ = objective.abstract_step(experiment, mesh).arguments
-    state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), state)
+    state = _zeros(state)
     special = config.SpecialIds.of_size(size)
     rows = np.random.default_rng(0).integers(special.unk + 1, special.mask, batch.shape, np.int32)
     rows[:, 0] = special.bos
@@ -106,6 +127,27 @@ def _time_steps(plan: estimate.Plan) -> float:
         jax.block_until_ready(state)
         seconds.append(time.perf_counter() - began)
     return float(np.median(seconds))
+
+
+def _time_update(plan: estimate.Plan) -> float:
+    """Returns the seconds of one update by the optimiser, the fastest of TIMED_STEPS."""
+    experiment = plan.experiment
+    mesh = sharding.make_mesh(experiment.mesh)
+    state = _zeros(objective.abstract_step(experiment, mesh).arguments[0])
+    optimizer = optimizers.create(experiment.optimizer, experiment.compute.dtype)
+    update = jax.jit(optimizer.update)
+    jax.block_until_ready(update(state.params, state.opt_state, state.params))
+    seconds = []
+    for _ in range(TIMED_STEPS):
+        began = time.perf_counter()
+        jax.block_until_ready(update(state.params, state.opt_state, state.params))
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def _zeros(state):
+    """Returns a state of zeros with these shapes, types and shardings."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), state)
 
 
 def _bound_by_products(plan: estimate.Plan) -> Duration:

@@ -166,15 +166,20 @@ def find_parent(experiment: config.Experiment) -> Parent:
     step_number = checkpoint.pick_step(workdir, wanted)
     theirs, before = workdir.read_settings(), workdir.read_parent()
     changes = _changes_from(theirs, experiment, workdir)
+    logged = [line for line in metrics.read(workdir) if line["step"] <= step_number]
+    last = next((line for line in logged[::-1] if "learning_rate" in line), None)
     if config.names_own_code(theirs.optimizer.schedule):
         # What the settings of a run name is not imported where they are read.
-        logged = [line for line in metrics.read(workdir) if line["step"] <= step_number]
-        rate = next((line["learning_rate"] for line in logged[::-1] if "loss" in line), 0.0)
+        rate = last["learning_rate"] if last else 0.0
     else:
         rates = optimizers.LearningRates(
             theirs.optimizer, theirs.run.train_steps, before and before.learning_rate
         )
         rate = float(rates[step_number])
+        if last and not math.isclose(
+            last["learning_rate"], float(rates[last["step"] - 1]), rel_tol=1e-5, abs_tol=1e-12
+        ):
+            rate = last["learning_rate"]  # Run.train_steps was another one then
     _check_learning_rate(theirs.optimizer, experiment.optimizer, rate, name, step_number)
     _require_whole_state(workdir, step_number, name)
     rows_read = step_number * theirs.run.batch_size + (before.rows_read if before else 0)

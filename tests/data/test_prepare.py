@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import unittest.mock
 
 import numpy as np
 import pytest
@@ -404,3 +405,17 @@ def test_reading_rows_needs_neither_tensorflow_nor_seqio():
     code = f"import sys, maelm_jax.data.batches, maelm_jax.prepare; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_the_passes_are_those_that_batches_read():
+    """A source gets at least one slot of the schedule, however few rows it has."""
+    lengths = [8, 450, 1_000_000]
+    stores = {str(length): {"train": unittest.mock.MagicMock(statistics={})} for length in lengths}
+    for length, splits in zip(lengths, stores.values(), strict=True):
+        splits["train"].__len__.return_value = length
+    prepared = prepare.Prepared(stores, {"sources": {str(length): {"rate": length} for length in lengths}})
+    steps = 1_000_458 // 64
+    told = [float(line.split(" are ")[1].split(" passes")[0]) for line in prepared.describe_passes(config.Run(batch_size=64, train_steps=steps))]
+    schedule = batches.make_schedule(lengths)
+    read = np.bincount(schedule.source[np.arange(64 * steps) % batches.PERIOD], minlength=3) / lengths
+    np.testing.assert_allclose(told, read, rtol=0.05)

@@ -57,6 +57,8 @@ def test_a_tfds_dataset_becomes_documents_and_rows(tfds, tfds_dir, vocabulary, t
     source = "tfds:little_corpus:1.2.0"
     corpus = corpus_of(source, tmp_path)
     assert list(sources.documents_of(source, corpus)) == TEXTS
+    titles = corpus_of(source, tmp_path, text_field=("none", "title"))
+    assert set(sources.documents_of(source, titles)) == {"unused"}
     parts = sources.parts(source, corpus)
     assert [len(list(sources.documents_of_part(part, corpus))) for part in parts] == [20, 20, 20]
     stores = prepare.prepare(corpus, vocabulary).stores[source]

@@ -1,5 +1,6 @@
 """A run that goes on from another one: what it takes along, what may differ, what is refused, and its chain of tokens."""
 
+import json
 import pathlib
 import shutil
 
@@ -124,6 +125,19 @@ def test_a_run_that_is_still_running_is_continued_from_a_step_that_it_has_writte
     assert found.parent.step == 20
     found = starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}'"), Workdir(tmp_path / "run"))
     assert found.parent.step == 60
+
+
+def test_the_rate_is_that_of_the_parent_s_steps_where_its_length_was_changed_later(uninterrupted, tmp_path):
+    parent = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "parent"))
+    lines = [json.loads(line) for line in (parent / "metrics.jsonl").read_text().splitlines()]
+    logged = [line | {"learning_rate": line["learning_rate"] / 8} if "learning_rate" in line else line for line in lines]
+    (parent / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logged))
+    rates = {}
+    for name in (uninterrupted, parent):
+        found = starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{name}@40'"), Workdir(tmp_path / "run"))
+        rates[name] = found.parent.learning_rate
+    last = {line["step"]: line["learning_rate"] for line in steps_of(uninterrupted)}
+    assert rates[uninterrupted] == pytest.approx(last[41]) and rates[parent] == pytest.approx(last[40] / 8)
 
 
 def test_a_damaged_checkpoint_is_not_continued(uninterrupted, tmp_path):
