@@ -8,8 +8,12 @@ prints the largest difference of a sentence, and the accuracy of both, as a mean
 
 import argparse
 import itertools
+import pathlib
+import sys
 
 import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 
 def main():
