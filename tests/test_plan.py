@@ -257,8 +257,8 @@ def test_a_large_step_is_timed_with_fewer_rows_or_bounded(monkeypatch, flops, ro
         assert found.step_seconds == 0.375 * 8 / rows + 0.125, "the optimiser's update takes as long with fewer rows"
 
 
-@pytest.mark.parametrize("most", [1, 15, 16, 31, 47, 64, 127, 129])
-@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize("most", [1, 16, 47, 127, 129])
+@pytest.mark.parametrize("accumulate", [1, 4])
 @pytest.mark.parametrize("share", [0.0, 1 / 16])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_fewer_rows_make_microbatches_that_are_no_larger_and_that_the_devices_can_divide(most, accumulate, share, devices):
@@ -267,15 +267,13 @@ def test_fewer_rows_make_microbatches_that_are_no_larger_and_that_the_devices_ca
     experiment = dataclasses.replace(EXPERIMENT, run=run, objective=objective)
     one = dataclasses.replace(PLAN, experiment=experiment, mesh=sharding.MeshSizes(devices, 1, 1))
     rows, parts = timing._fewer_rows(one, most)
-    group = devices * (16 if share else 1)
-    assert rows % (parts * group) == 0 and rows // parts <= 128 // accumulate and most - min(group, most) < rows + 128 // accumulate
-    assert rows <= most and (rows > 0) == (most >= group)
+    microbatch, group = 128 // accumulate, devices * (16 if share else 1)
+    assert rows // parts <= microbatch and rows % (parts * group) == 0
+    assert rows <= most < rows + (microbatch if most >= microbatch else group), "as many as there can be"
 
 
 def test_a_large_step_with_causal_rows_is_timed_with_whole_groups_of_them(monkeypatch, tmp_path):
     monkeypatch.setattr(timing, "MOST_FLOPS", 1.0)
-    bound = call("train", *TINY, "--dry_run", f"--workdir={tmp_path / 'none'}")
-    assert "as in a product of matrices" in bound.stdout, bound
     monkeypatch.setattr(timing, "_fewer_rows", lambda plan, most, choose=timing._fewer_rows: choose(plan, 20))
     files = ["--gin_file=recipes/efficient.gin", "--gin_file=recipes/hybrid.gin", "--gin.BATCH_SIZE=32"]
     done = call("train", *TINY, *files, "--dry_run", f"--workdir={tmp_path / 'none'}")

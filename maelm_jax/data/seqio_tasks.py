@@ -159,12 +159,12 @@ def texts(source: str, corpus: Corpus, index: int, count: int) -> typing.Iterato
             sequence_length=None, split=SPLIT, shuffle=False, shard_info=part, num_epochs=1
         )
         feature, fields = task.output_features.get("targets"), FIELDS
-    fields = tuple(dict.fromkeys((*corpus.listed("text_field"), *fields)))
+    fields = (*corpus.listed("text_field"), *fields)
     field = next((field for field in fields if field in dataset.element_spec), None)
     if field is None:
         raise ConfigError(
             f"{source}: no text field among {', '.join(dataset.element_spec)}; "
-            f"one of {', '.join(fields)} is needed"
+            "name one in Corpus.text_field"
         )
     for example in dataset.as_numpy_iterator():
         value = example[field]

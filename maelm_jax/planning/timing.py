@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 import re
 import time
 import typing
@@ -23,6 +24,8 @@ MOST_SECONDS = 20.0  # after so many, no further step is timed
 # Model FLOPs of a step that is timed, seconds. One of more than twice as many is timed with fewer
 # of its rows.
 MOST_FLOPS, MOST_FLOPS_OF_ACCELERATOR = 2e11, 1e15
+# A run may change these when it goes on, and they change its speed.
+SPEED_SETTINGS = operator.attrgetter("compute", "mesh", "run.accumulate")
 PRODUCT_SIZE = 2048  # rows and columns of the matrices whose product bounds the speed of a CPU
 
 
@@ -53,7 +56,7 @@ def from_log(experiment: config.Experiment, workdir: Workdir) -> Duration | None
     recorded = workdir.read_settings()
     if recorded is None or config.differences(recorded, experiment):
         return None
-    if _how_computed(recorded) != _how_computed(experiment):
+    if SPEED_SETTINGS(recorded) != SPEED_SETTINGS(experiment):
         return None
     lines = metrics.read(workdir)
     timed = [line["step_seconds"] for line in lines if line.get("step_seconds")]
@@ -61,11 +64,6 @@ def from_log(experiment: config.Experiment, workdir: Workdir) -> Duration | None
         return None
     left = max(experiment.run.train_steps - lines[-1]["step"], 0)
     return Duration(timed[-1], left, f"the speed in its log, {workdir.metrics_file}")
-
-
-def _how_computed(experiment: config.Experiment) -> tuple:
-    """Returns the settings that a run may change when it goes on, and that change its speed."""
-    return experiment.compute, experiment.mesh, experiment.run.accumulate
 
 
 def measure(plan: estimate.Plan, target: Target) -> Duration | str:
@@ -98,9 +96,10 @@ def measure(plan: estimate.Plan, target: Target) -> Duration | str:
 
 
 def _fewer_rows(plan: estimate.Plan, most: int) -> tuple[int, int]:
-    """Returns at most `most` rows and in how many parts to compute them: whole microbatches.
+    """Returns how many rows to time, at most `most`, and the number of parts to compute them in.
 
-    If not even one is so small, a part of one, as many rows as the devices can divide; 0 if none.
+    They are whole microbatches of the run. If one microbatch has more rows than `most`, they are
+    as many of its rows as the devices can share evenly, 0 if that is impossible.
     """
     run, causal_rows = plan.experiment.run, plan.experiment.objective.causal_rows
     microbatch = run.batch_size // run.accumulate
@@ -130,19 +129,13 @@ def _time_steps(plan: estimate.Plan) -> float:
 
 
 def _time_update(plan: estimate.Plan) -> float:
-    """Returns the seconds of one update by the optimiser, the fastest of TIMED_STEPS."""
+    """Returns the seconds of one update by the optimiser."""
     experiment = plan.experiment
     mesh = sharding.make_mesh(experiment.mesh)
     state = _zeros(objective.abstract_step(experiment, mesh).arguments[0])
     optimizer = optimizers.create(experiment.optimizer, experiment.compute.dtype)
     update = jax.jit(optimizer.update)
-    jax.block_until_ready(update(state.params, state.opt_state, state.params))
-    seconds = []
-    for _ in range(TIMED_STEPS):
-        began = time.perf_counter()
-        jax.block_until_ready(update(state.params, state.opt_state, state.params))
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+    return _fastest(lambda: update(state.params, state.opt_state, state.params))
 
 
 def _zeros(state):
@@ -154,15 +147,20 @@ def _bound_by_products(plan: estimate.Plan) -> Duration:
     """Returns the duration at the speed of a product of large matrices."""
     matrix = jnp.ones((PRODUCT_SIZE, PRODUCT_SIZE), plan.experiment.compute.dtype)
     multiply = jax.jit(functools.partial(linear.product, "ij,jk->ik"))
-    multiply(matrix, matrix).block_until_ready()
+    speed = 2 * PRODUCT_SIZE**3 / _fastest(lambda: multiply(matrix, matrix))
+    method = f"its FLOPs at {speed / 1e9:.0f} GFLOP/s, as in a product of matrices"
+    return Duration(plan.model_flops / speed, plan.experiment.run.train_steps, method, True)
+
+
+def _fastest(compute: typing.Callable[[], typing.Any]) -> float:
+    """Returns the seconds of the fastest of TIMED_STEPS calls, after one that compiles."""
+    jax.block_until_ready(compute())
     seconds = []
     for _ in range(TIMED_STEPS):
         began = time.perf_counter()
-        multiply(matrix, matrix).block_until_ready()
+        jax.block_until_ready(compute())
         seconds.append(time.perf_counter() - began)
-    speed = 2 * PRODUCT_SIZE**3 / min(seconds)
-    method = f"its FLOPs at {speed / 1e9:.0f} GFLOP/s, as in a product of matrices"
-    return Duration(plan.model_flops / speed, plan.experiment.run.train_steps, method, True)
+    return min(seconds)
 
 
 def _free_memory() -> float | None:

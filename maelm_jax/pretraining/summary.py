@@ -61,8 +61,6 @@ def print_passes(run: config.Run, rows: prepare.Prepared, kept: dict[str, int]):
     if kept:
         listed = ", ".join(f"{name} (step {step:,})" for name, step in kept.items())
         print(f"kept checkpoints: {listed}")
-    if late := [step for step in run.keep_at if step > run.train_steps]:
-        print(f"Run.keep_at: the run ends before {', '.join(map(str, late))}")
     if run.keep_at_words and not any(name.startswith(kept_steps.AFTER_WORDS) for name in kept):
         print(
             f"Run.keep_at_words begins at {min(run.keep_at_words):,} words, which the run does not "

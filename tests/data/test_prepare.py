@@ -410,9 +410,7 @@ def test_reading_rows_needs_neither_tensorflow_nor_seqio():
 def test_the_passes_are_those_that_batches_read():
     """A source gets at least one slot of the schedule, however few rows it has."""
     lengths = [8, 450, 1_000_000]
-    stores = {str(length): {"train": unittest.mock.MagicMock(statistics={})} for length in lengths}
-    for length, splits in zip(lengths, stores.values(), strict=True):
-        splits["train"].__len__.return_value = length
+    stores = {str(length): {"train": unittest.mock.MagicMock(statistics={}, **{"__len__.return_value": length})} for length in lengths}
     prepared = prepare.Prepared(stores, {"sources": {str(length): {"rate": length} for length in lengths}})
     steps = 1_000_458 // 64
     told = [float(line.split(" are ")[1].split(" passes")[0]) for line in prepared.describe_passes(config.Run(batch_size=64, train_steps=steps))]

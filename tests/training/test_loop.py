@@ -144,7 +144,7 @@ def test_a_trace_holds_the_steps_asked_for_after_compilation(monkeypatch, tmp_pa
         monkeypatch, start, watch=lambda number: seen.append(number) if is_tracing else None, trace=trace, log_every=100 if traced else 1
     )
     assert seen == traced and not is_tracing
-    if not traced:  # a trace waits for the device, no trace does not
+    if not traced:  # nothing waits for the device
         assert {line.get("step_seconds") for line in lines} <= {STEP, None}
 
 
