@@ -240,7 +240,8 @@ def write_inputs(args: argparse.Namespace):
     if record.exists() and json.loads(record.read_text()) != settings:
         sys.exit(f"{args.output} was begun with other settings ({record}): give another --output")
     write_json(record, settings)
-    missing_seeds = [seed for seed in args.seeds if not order_file(folder, seed).exists()]
+    seeds = {0, *args.seeds}  # short runs have seed 0
+    missing_seeds = [seed for seed in seeds if not order_file(folder, seed).exists()]
     if (folder / "special.json").exists() and not missing_seeds:
         return
     bindings = [f"{name}={value!r}" for name, value in corpus_settings(args).items()]
