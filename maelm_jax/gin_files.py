@@ -116,6 +116,16 @@ def load(
             f"--gin.Decoder has no effect: Objective.name = {experiment.objective.name!r} and "
             "fine-tuning have no decoder"
         )
+    given = {binding.partition("=")[0] for binding in bindings}
+    if "Objective.mask_fraction" in given and experiment.objective.name != "between":
+        raise ConfigError(
+            "--gin.Objective.mask_fraction has no effect without --gin.Objective.name=between"
+        )
+    if "Corpus.sources" in given and experiment.corpus.text_files:
+        raise ConfigError(
+            f"--gin.Corpus.sources has no effect beside TEXT_FILES={experiment.corpus.text_files}, "
+            "which replaces it: give --gin.TEXT_FILES=None as well"
+        )
     return experiment
 
 
@@ -327,6 +337,8 @@ def _bind(binding: str, macros: set[str]):
             raise ConfigError(f"--gin.{binding}: expected --gin.NAME=VALUE")
         if "." not in name and name not in macros:
             hint = _hint(name, macros)
+            if name in MACROS:
+                hint = "; give --gin_file too, or the name of the setting (a run records no macros)"
             raise ConfigError(f"--gin.{name}: the gin files have no such macro{hint}")
         _refuse_older_names(binding)
         if not value.startswith("%"):

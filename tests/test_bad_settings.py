@@ -112,6 +112,8 @@ CHECKS = """
     Encoder.local_attention=8
     Objective.name=between
     Objective.name=mlm Decoder.causal=True
+    Objective.mask_fraction=0.5
+    TEXT_FILES=a.txt Corpus.sources={'files:b.txt':1.0}
     Objective.name=causal Encoder.positions=rotary Encoder.relative_buckets=none Encoder.local_attention=8
     Objective.causal_share=0.5 Encoder.positions=rotary Encoder.relative_buckets=none Decoder.relative_bias=False Encoder.local_attention=8
     Objective.name=causal Objective.causal_share=0.5

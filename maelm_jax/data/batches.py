@@ -202,21 +202,24 @@ class Batches:
 def read_heldout(stores: dict[str, Rows], rates: dict[str, float], count: int) -> np.ndarray:
     """Reads the rows of every evaluation, the same each time, int32 [at most count, length].
 
-    The sources take turns in the order of the training schedule. Each gives its rows from the first
-    on, until it has no more. Raises ConfigError if no source has a row.
+    The sources take turns in the order of the training schedule. Each gives its rows in one fixed
+    order, drawn at random over all of its files, until it has no more. Rows of a smaller count are
+    the first ones of a larger count. Raises ConfigError if no source has a row.
     """
     names = list(rates)
     turns = make_schedule(list(rates.values()))
     sizes = [min(len(stores[name]), count) for name in names]
     source = np.repeat(np.arange(len(names)), sizes)
-    row = np.concatenate([np.arange(size) for size in sizes])
-    in_turn = np.lexsort((source, (row + 0.5) / turns.slots[source]))[:count]
-    source, row = source[in_turn], row[in_turn]
+    position = np.concatenate([np.arange(size) for size in sizes])
+    in_turn = np.lexsort((source, (position + 0.5) / turns.slots[source]))[:count]
+    source, position = source[in_turn], position[in_turn]
     if len(source) == 0:
         raise config.ConfigError(
             "no held-out rows: raise Corpus.heldout_fraction, or give a corpus of more documents"
         )
     result = np.empty((len(source), stores[names[0]].length), np.int32)
     for index, name in enumerate(names):
-        result[source == index] = stores[name][row[source == index]]
+        own = position[source == index]
+        store = stores[name]
+        result[source == index] = store[permute(own, np.zeros(len(own), np.uint64), len(store))]
     return result

@@ -201,7 +201,7 @@ def _warn_of_short_documents(source: str, manifest: dict, corpus: Corpus):
     own_source, apart = source, ""
     if share < 1 - LITTLE and largest != source:  # the only name in a dataset is its own
         own_source = f"files:{largest}"
-        apart = f"make these files a source in Corpus.sources, as {own_source!r}, and "
+        apart = f"move these files to a source of their own in Corpus.sources, {own_source!r}, and "
     log.warning(
         "%s: documents of about %.0f tokens in rows of %d: %s%s, %.0f%% of the tokens. Attention "
         "stays in a document. If each is a sentence of a longer text, %sset "
@@ -275,7 +275,7 @@ def store_names(corpus: Corpus, vocabulary: Vocabulary) -> dict[str, str]:
     Raises Unavailable if a source is not on this machine.
     """
     names = {}
-    sources.check_heldout_files(corpus)
+    sources.check_files_differ(corpus)
     for source in sources.rates(corpus):
         words = re.sub(r"[^A-Za-z0-9]+", "_", source).strip("_")[-60:]
         document = [corpus.documents[source]] if source in corpus.documents else []

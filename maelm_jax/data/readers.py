@@ -93,7 +93,7 @@ def list_files(pattern: str) -> list[File]:
             hint = f"[ab] stands for a or b. To name a bracket itself, write {literal!r}"
         raise Unavailable(f"no text file matches {pattern!r} (in {os.getcwd()}); {hint}")
     for file in files:
-        if _suffix(file.path) not in READERS | {".txt": None} and not _is_text(file):
+        if _suffix(file.path) not in READERS | {".txt": None} and not _may_be_text(file):
             raise ConfigError(
                 f"{file.path}: not a text file (UTF-8), and not a .jsonl, .csv, .tsv, .parquet, "
                 f".arrow, .tfrecord or .array_record file; narrow the glob {pattern!r}"
@@ -102,15 +102,22 @@ def list_files(pattern: str) -> list[File]:
 
 
 @functools.lru_cache(100_000)
-def _is_text(file: File) -> bool:
-    """Returns whether a file begins with text in UTF-8, and not with an object of JSON."""
-    with _naming(file.path), _open(file.path) as opened, _unpacked(file.path, opened) as unpacked:
-        beginning = unpacked.read(LOOKED_AT_BYTES)
+def _may_be_text(file: File) -> bool:
+    """Returns whether a file begins with text in UTF-8, and not with an object of JSON.
+
+    Also True if it cannot be read, so that the one who reads it meets the fault.
+    """
+    path = file.path
+    try:
+        with _naming(path), _open(path) as opened, _unpacked(path, opened) as unpacked:
+            beginning = unpacked.read(LOOKED_AT_BYTES)
+    except BadFile:
+        return True
     try:
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(beginning)
     except UnicodeDecodeError:
         return False
-    return "\0" not in text and not text.lstrip().startswith(('{"', '[{"'))
+    return "\0" not in text and not re.match(r'\s*(\[\s*)?\{\s*"', text)
 
 
 def _list_bucket(pattern: str) -> list[File]:

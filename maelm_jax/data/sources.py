@@ -67,19 +67,25 @@ def heldout_parts(corpus: Corpus) -> list[list[Piece]]:
     return _parts_of_files(corpus.heldout_files, document)
 
 
-def check_heldout_files(corpus: Corpus):
-    """Raises ConfigError if a file of `Corpus.heldout_files` is also one of the sources."""
-    if not corpus.heldout_files:
+def check_files_differ(corpus: Corpus):
+    """Raises ConfigError if a file is in two sources, or also one of `Corpus.heldout_files`."""
+    patterns = {
+        source: source.removeprefix("files:")
+        for source in corpus.rates
+        if source.startswith("files:")
+    }
+    if corpus.heldout_files:
+        patterns[f"Corpus.heldout_files={corpus.heldout_files!r}"] = corpus.heldout_files
+    if len(patterns) < 2:
         return
-    heldout = {os.path.realpath(file.path) for file in readers.list_files(corpus.heldout_files)}
-    for source in corpus.rates:
-        if source.startswith("files:"):
-            for file in readers.list_files(source.removeprefix("files:")):
-                if os.path.realpath(file.path) in heldout:
-                    raise ConfigError(
-                        f"{file.path}: in {source} and in Corpus.heldout_files="
-                        f"{corpus.heldout_files!r}; narrow one of the globs"
-                    )
+    places: dict[str, str] = {}
+    for place, pattern in patterns.items():
+        for file in readers.list_files(pattern):
+            other = places.setdefault(os.path.realpath(file.path), place)
+            if other != place:
+                raise ConfigError(
+                    f"{file.path}: in {other} and in {place}; narrow one of the globs"
+                )
 
 
 def _parts_of_files(pattern: str, document: int | str) -> list[list[Piece]]:

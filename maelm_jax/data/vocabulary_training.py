@@ -45,7 +45,7 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
     )
     pointer = f"vocabulary-{request}"
     try:
-        sources.check_heldout_files(corpus)
+        sources.check_files_differ(corpus)
         rates = sources.rates(corpus)
         text = rows.digest([sources.identity(source, corpus) for source in rates])
         path = rows.path_of(corpus, f"{pointer}-{text}.model")

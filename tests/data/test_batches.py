@@ -157,6 +157,8 @@ def test_heldout_rows_are_fixed_and_spread():
     assert len(np.unique(rows, axis=0)) == 100
     assert len(batches.read_heldout(STORES, RATES, 10**6)) == 1038
     np.testing.assert_array_equal(batches.read_heldout(STORES, RATES, 50), rows[:50])
+    first_source = rows[rows[:, 0] == 0, 1]
+    assert first_source.min() < 100 and first_source.max() >= 900 and abs(first_source.mean() - 500) < 150, "rows of all files, not of the first"
     in_training = batches.Batches(STORES, RATES, 100, 0).locate(np.arange(100)).source  # no source ends in the first turns
     np.testing.assert_array_equal(rows[:9, 0], in_training[:9])
     with pytest.raises(config.ConfigError):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import gzip
 import json
 import os
 import pathlib
@@ -138,8 +139,11 @@ def test_heldout_text_that_is_not_clear_is_named(vocabulary, tmp_path):
     files = f"{tmp_path}/train/*"
     with pytest.raises(config.ConfigError, match="heldout_files.*heldout_fraction"):
         config.Corpus(text_files=files, heldout_files=files, heldout_fraction=0.1)
-    with pytest.raises(config.ConfigError, match=r"train/3\.txt: .*Corpus\.heldout_files"):
+    with pytest.raises(config.ConfigError, match=r"dev/link\.txt: in files:.*Corpus\.heldout_files"):
         prepare.prepare(config.Corpus(text_files=files, heldout_files=f"{tmp_path}/dev/*", **settings), vocabulary)
+    twice = {f"files:{files}": "all", f"files:{tmp_path}/train/2*": "all"}
+    with pytest.raises(config.ConfigError, match=r"train/2\.txt: in files:.*in files:"):
+        prepare.prepare(config.Corpus(sources=twice, heldout_fraction=0.1, **settings), vocabulary)
     with pytest.raises(config.ConfigError, match="Corpus.heldout_files"):
         prepare.prepare(config.Corpus(text_files=files, heldout_files=f"{tmp_path}/dev/0*", **settings), vocabulary)
     with pytest.raises(config.ConfigError, match="Corpus.heldout_fraction"):
@@ -344,6 +348,7 @@ def test_bad_files_end_the_command_or_are_left_out_as_a_whole(corpus, vocabulary
     lines = [json.dumps({"text": f"Record {number} of a file."}) for number in range(30)]
     (tmp_path / "c.jsonl").write_text("\n".join([*lines, '{"text": "Rec']))
     (tmp_path / "d.txt").write_bytes(b"")
+    (tmp_path / "e.train.gz").write_bytes(gzip.compress(" ".join(map(str, range(5000))).encode())[:-60])
     more = dataclasses.replace(corpus, text_files=f"{tmp_path}/*.[tj]*")
     with pytest.raises(readers.BadFile, match=r"c\.jsonl:31"):
         prepare.prepare(more, vocabulary)
@@ -352,7 +357,7 @@ def test_bad_files_end_the_command_or_are_left_out_as_a_whole(corpus, vocabulary
     prepared = prepare.prepare(dataclasses.replace(more, skip_bad_files=True), vocabulary)
     (entry,) = prepared.record["sources"].values()
     manifest = rows.read_manifest(rows.path_of(more, entry["store"]))
-    assert list(manifest["left_out"]) == [f"{tmp_path}/c.jsonl", f"{tmp_path}/d.txt"]
+    assert list(manifest["left_out"]) == [f"{tmp_path}/{name}" for name in ("c.jsonl", "d.txt", "e.train.gz")]
     assert manifest["fingerprint"] == json.loads(expected["store.json"])["fingerprint"]
 
 

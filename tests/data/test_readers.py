@@ -97,6 +97,7 @@ BAD = {
     "a.zip": (b"PK\x03\x04\0\0", ""),
     "latin.train": (b"na\xefve", ""),
     "records.train": (b'{"text": "one"}\n', ""),
+    "spaced.train": (b' [ { "text": "one" }, ', ""),
     "cut.train.gz": (gzip.compress(bytes(range(256)) * 50)[:60], ""),
 }
 

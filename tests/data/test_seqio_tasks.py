@@ -137,6 +137,23 @@ def test_a_named_task_and_a_mixture(task_module, tmp_path):
         sources.parts("seqio:ours_x", corpus)
 
 
+def test_a_task_whose_file_has_changed_is_another_text(tmp_path):
+    import seqio
+    import tensorflow as tf
+
+    file = tmp_path / "lines.txt"
+    file.write_text("one line\n")
+    source = seqio.TextLineDataSource({"train": str(file)})
+    plain = {"text": seqio.Feature(seqio.PassThroughVocabulary(9), dtype=tf.string, rank=0)}
+    seqio.TaskRegistry.add("ours_lines", source=source, preprocessors=[], output_features=plain)
+    corpus = corpus_of("seqio:ours_lines", tmp_path)
+    first = sources.identity("seqio:ours_lines", corpus)
+    assert sources.identity("seqio:ours_lines", corpus) == first
+    file.write_text("other line\n")
+    assert sources.identity("seqio:ours_lines", corpus) != first
+    seqio.TaskRegistry.remove("ours_lines")
+
+
 def test_rows_of_a_mixture_are_read_where_seqio_is_not(task_module, vocabulary, tmp_path, monkeypatch):
     corpus = corpus_of("seqio:ours_mixture", tmp_path, task_modules=(task_module,))
     monkeypatch.setattr(sources, "is_heldout", lambda text, fraction: text == "alpha two.")
