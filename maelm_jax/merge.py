@@ -3,8 +3,8 @@
     python -m maelm_jax.merge --checkpoints=runs/a@400,runs/a@500,runs/a@600 --workdir=runs/merged
     python -m maelm_jax.merge --checkpoints=runs/x,runs/y --workdir=runs/merged
 
-A checkpoint is WORKDIR@STEP, or WORKDIR for the newest of a run. All have one architecture and one
-vocabulary. Each has the same weight in the mean.
+A checkpoint is WORKDIR@STEP, or WORKDIR for the newest of a run. All have one architecture, one
+objective and one vocabulary. Each has the same weight in the mean.
 
 The output is a workdir with one checkpoint, which evaluate, analyze, export, embed, finetune and
 Run.init_from read. Its settings, its rows and its step are those of the checkpoint that was trained
@@ -21,6 +21,10 @@ from maelm_jax import cli, config, storage
 if typing.TYPE_CHECKING:
     from maelm_jax.encoders.opened import OpenedModel
     from maelm_jax.training.workdir import Workdir
+
+
+# Settings that decide what the encoder computes, or what it was trained to compute.
+COMPUTED = ("Encoder.", "Decoder.", "Masking.renumber", "Objective.name")
 
 
 def main(argv: list[str]) -> int:
@@ -78,15 +82,13 @@ def check_output(workdir: "Workdir"):
 
 
 def check_alike(found: list["OpenedModel"]):
-    """Raises ConfigError unless all are runs of pretraining with one model and one vocabulary."""
+    """Raises ConfigError unless all are runs with one model, one objective and one vocabulary."""
     first = found[0]
     for one in found:
         if one.workdir is None or one.experiment.finetune:
             raise config.ConfigError(f"--checkpoints: {one.path} is no workdir of pretraining")
         changes = config.changes(first.experiment, one.experiment)
-        wrong = [
-            line for name, line in changes.items() if name.startswith(("Encoder.", "Decoder."))
-        ]
+        wrong = [line for name, line in changes.items() if name.startswith(COMPUTED)]
         if one.vocabulary.fingerprint != first.vocabulary.fingerprint:
             wrong.append(f"{one.path} has another vocabulary")
         if wrong:

@@ -287,13 +287,23 @@ class MaeLmForMaskedLM(PreTrainedModel):
         return {key: x for key, x in state.items() if key.startswith(("decoder.", "head."))}
 
     def load_state_dict(self, state_dict, strict=True, assign=False):
-        """Refuses the names of the saved encoder, which Trainer reads when it resumes a run."""
+        """Refuses the names of the saved encoder, which Trainer reads back from its checkpoints."""
         if not any(key.startswith(("model.", "decoder.", "head.")) for key in state_dict):
             raise ValueError(
-                "model.safetensors holds the encoder only, so a run cannot be resumed from it. "
-                "Load the checkpoint with AutoModelForMaskedLM.from_pretrained, and train anew"
+                "resume_from_checkpoint and load_best_model_at_end of Trainer read "
+                "model.safetensors, which holds the encoder only. Every checkpoint is whole: load "
+                "it with AutoModelForMaskedLM.from_pretrained(FOLDER, trust_remote_code=True)"
             )
         return super().load_state_dict(state_dict, strict, assign)
+
+    def resize_token_embeddings(self, *args, **kwargs):
+        """Resizes the token table and the bias of the head, which is 0 for new tokens."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        bias, count = self.head.bias, len(embeddings.weight)
+        resized = bias.new_zeros(count)
+        resized[: len(bias)] = bias.detach()[:count]
+        self.head.bias = nn.Parameter(resized, requires_grad=bias.requires_grad)
+        return embeddings
 
     def save_pretrained(self, save_directory, is_main_process=True, state_dict=None, **kwargs):
         """Writes the encoder as the stock class reads it, WEIGHTS and this file."""

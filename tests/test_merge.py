@@ -76,7 +76,9 @@ def test_a_checkpoint_that_the_run_prunes_before_it_is_read(uninterrupted, tmp_p
 
 
 def test_what_cannot_be_averaged_is_refused(uninterrupted, tmp_path):
-    wider, other = (shutil.copytree(uninterrupted, tmp_path / name) for name in ("wider", "other"))
+    wider, other, renumbered = (shutil.copytree(uninterrupted, tmp_path / name) for name in ("wider", "other", "renumbered"))
+    with (renumbered / "config.gin").open("a") as settings:
+        settings.write("Masking.renumber = True\n")
     record = wider / "config.gin"
     record.write_text(record.read_text().replace("Encoder.feed_forward = 64", "Encoder.feed_forward = 96"))
     (other / "rows.json").unlink()
@@ -85,6 +87,7 @@ def test_what_cannot_be_averaged_is_refused(uninterrupted, tmp_path):
     shutil.copy(ROOT / "pretrained" / "sentencepiece.model", model)
     for names, message in (
         ([f"{uninterrupted}@60", f"{wider}@60"], "Encoder.feed_forward: 64 -> 96"),
+        ([f"{uninterrupted}@60", f"{renumbered}@60"], "Masking.renumber: False -> True"),
         ([f"{uninterrupted}@60", f"{other}@60"], "has another vocabulary"),
         ([f"{uninterrupted}@60", f"{uninterrupted}@7"], "no checkpoint of step 7"),
         ([str(tmp_path / "nowhere")], "nowhere: no such file or folder"),

@@ -138,10 +138,14 @@ def keep_raised(settings: dict[str, typing.Any], own: config.Encoder) -> dict[st
     """Returns the settings of an encoder with those that are larger in the run's own.
 
     `settings` is {field of config.Encoder: value} that a run takes over. RAISED of `own` count if
-    the encoder has rotary positions.
+    the encoder has rotary positions, but no theta that is the default: nobody asked for it.
     """
-    names = RAISED if settings.get("positions") == "rotary" else ()
-    return settings | {name: max(settings[name], getattr(own, name)) for name in names}
+    if settings.get("positions") != "rotary":
+        return settings
+    raised = {name: max(settings[name], getattr(own, name)) for name in RAISED}
+    if own.rotary_theta == config.Encoder().rotary_theta:
+        del raised["rotary_theta"]
+    return settings | raised
 
 
 def repeat_positions(values: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:

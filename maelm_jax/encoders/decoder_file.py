@@ -95,6 +95,11 @@ def select(encoder: "OpenedModel") -> dict[str, np.ndarray]:
     return {path: value for path, value in encoder.params.items() if path.startswith(MODULES)}
 
 
+def count(encoder: "OpenedModel") -> int:
+    """Returns the number of parameters in FILE."""
+    return sum(value.size for value in select(encoder).values())
+
+
 def write(folder: pathlib.Path, encoder: "OpenedModel", dtype: str):
     """Writes FILE and CODE if the encoder has a decoder.
 

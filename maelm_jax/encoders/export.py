@@ -121,7 +121,7 @@ def write(
     written = _write_stock_model(folder, encoder, dtype)
     decoder_file.write(folder, encoder, dtype)
     _write_modules(folder, encoder.module_files)
-    return written
+    return written._replace(parameters=written.parameters + decoder_file.count(encoder))
 
 
 def _write_modules(folder: pathlib.Path, files: dict[str, bytes]):

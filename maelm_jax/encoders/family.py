@@ -242,8 +242,8 @@ class Family:
         supported: {entry of config.json: the only value with which the stock class computes the
             encoder here}. It is the default of the stock class, too.
         tokenizer_options: Entries in which its two tokenizer files must agree.
-        class_adds_ends: Whether its tokenizer class adds `<s>` and `</s>` if tokenizer.json has no
-            post_processor.
+        has_tokenizer_class: Whether transformers has a tokenizer class for it, which adds `<s>` and
+            `</s>` if tokenizer.json has no post_processor. If not, tokenizer.json alone counts.
         skips_positions: Whether positions start after the id of padding. Rows before are unused.
     """
 
@@ -269,7 +269,7 @@ class Family:
     defaults: dict[str, typing.Any] = dataclasses.field(default_factory=lambda: BERT_DEFAULTS)
     supported: dict[str, typing.Any] = dataclasses.field(default_factory=lambda: BERT_SUPPORTED)
     tokenizer_options: tuple[TokenizerOption, ...] = WORDPIECE_OPTIONS
-    class_adds_ends: bool = True
+    has_tokenizer_class: bool = True
     skips_positions: bool = False
 
     # Settings
@@ -428,6 +428,10 @@ class Family:
             mappings += self.language_model_mappings()
             tied = dict.fromkeys(self.language_head.tied, prefix + self.token_table)
             tied |= dict.fromkeys(self.language_head.tied_bias, self.language_head.bias)
+            table = prefix + self.token_table
+            for name in self.language_head.tied:  # safetensors may keep this name of the table only
+                if name in tensors and table not in tensors:
+                    tensors = {**tensors, table: tensors[name]}
         known = {*tied, *(mapping.name for mapping in mappings)}
         unread = tuple(prefix + name for name in UNREAD)
         later = self._find_later_layers(tensors, encoder.layers, prefix)

@@ -158,8 +158,7 @@ MODERNBERT = ModernBert(
     token_table="embeddings.tok_embeddings.weight",
     layers_name="layers.",
     pair=family.PairFormat(separators=1),
-    tokenizer_options=(),
-    class_adds_ends=False,
+    has_tokenizer_class=False,
     language_head=family.LanguageHeadNames(
         "head.dense", "head.norm", "decoder.bias", ("decoder.weight",)
     ),

@@ -20,6 +20,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from maelm_jax import config, storage
 from maelm_jax.data import vocabularies
+from maelm_jax.encoders import families
 from maelm_jax.encoders.family import Family, PairFormat
 
 SETTINGS = "tokenizer_config.json"
@@ -394,9 +395,8 @@ def check_options(family: Family, folder: pathlib.Path):
             "it. Let it write the file: "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
         )
-    if _is_generic(stated):
-        return
-    for name, default, part, option in family.tokenizer_options:
+    class_family = _find_class_family(family, folder)
+    for name, default, part, option in class_family.tokenizer_options if class_family else ():
         with storage.reading(tokenizer):
             step, value = dict(stored.get(part) or {}), stated.get(name, default)
         made_with = step.get(option, f"another {part}") if step else None
@@ -410,9 +410,21 @@ def check_options(family: Family, folder: pathlib.Path):
             )
 
 
-def _is_generic(stated: dict[str, typing.Any]) -> bool:
-    """Returns whether the class that SETTINGS states reads tokenizer.json alone."""
-    return str(stated.get("tokenizer_class", "")).startswith(_GENERIC)
+def _find_class_family(family: Family, folder: pathlib.Path) -> Family | None:
+    """Returns the family of the tokenizer class that transformers takes for a folder of `family`.
+
+    A folder may state the class of another family, as BERTs with XLM-RoBERTa's tokenizer do. None:
+    the class reads tokenizer.json alone.
+    """
+    if not family.has_tokenizer_class:
+        return None
+    with storage.reading(folder / SETTINGS):
+        stated = read_settings(folder).get("tokenizer_class")
+        stated = str(stated or _read_object(folder / "config.json").get("tokenizer_class"))
+    if stated.startswith(_GENERIC):
+        return None
+    by_class = {f"{each.class_name}Tokenizer": each for each in families.FAMILIES.values()}
+    return by_class.get(stated.removesuffix("Fast"), family)
 
 
 def _stated_tokens(folder: pathlib.Path) -> set[str]:
@@ -443,7 +455,7 @@ def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Voc
     if not (folder / "tokenizer.json").is_file():
         return
     own, stated = storage.read_json(folder / "tokenizer.json"), read_settings(folder)
-    is_generic = not family.class_adds_ends or _is_generic(stated)
+    is_generic = _find_class_family(family, folder) is None
     class_adds_ends = not own.get("post_processor") and not is_generic
     own["truncation"] = own["padding"] = None
     with storage.reading(folder / "tokenizer.json", errors=Exception):  # of tokenizers, as such

@@ -232,6 +232,19 @@ def test_an_encoder_that_was_trained_elsewhere_comes_back(vocabulary, tmp_path, 
     np.testing.assert_allclose(states[0].numpy(), back.hidden_states(ids[:1].tolist())[0], atol=1e-4)
 
 
+def test_new_tokens_of_a_tokenizer_are_predicted_too(vocabulary, tmp_path):
+    make_encoder(vocabulary, "mpnet").save_pretrained(tmp_path)
+    model = load(tmp_path)
+    ids = torch.tensor(padded_ids(english()[:4], vocabulary, LENGTH)).long()
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+        count = before.shape[-1]
+        model.resize_token_embeddings(count + 8)
+        larger = model(input_ids=ids).logits
+        assert larger.shape[-1] == count + 8 and torch.equal(model.head.bias[count:], torch.zeros(8))
+        torch.testing.assert_close(larger[..., :count], before)
+
+
 def test_a_stock_class_that_saves_the_encoder_leaves_an_encoder(copy_export, tmp_path):
     """It writes no decoder, though its config.json still describes one."""
     folder = copy_export("modernbert", tmp_path / "folder")

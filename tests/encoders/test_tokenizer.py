@@ -22,7 +22,7 @@ from maelm_jax.encoders.bert import BERT
 from maelm_jax.encoders.modernbert import MODERNBERT
 from maelm_jax.encoders.mpnet import MPNET
 from maelm_jax.encoders.opened import load_model
-from maelm_jax.encoders.roberta import ROBERTA
+from maelm_jax.encoders.roberta import ROBERTA, XLM_ROBERTA
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<unk>", "a", "text", "##s"]
 CAPITALS = ["ΣΑΣ ΟΔΟΣ ΣΊΣΥΦΟΣ", "～ 10～20", "İstanbul IĞDIR ısı", "Straße GROẞ", "ﬁn ﬂ ½ ² ™ Ⅷ", "㋿ 令和 ℡", "ALL CAPITALS, Mixed"]
@@ -241,6 +241,29 @@ def test_a_step_that_the_tokenizer_class_replaces_is_refused(tmp_path, part, ste
         tokenizer.check_options(ROBERTA, tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     tokenizer.check_options(BERT, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "file", "name", "lowercase", "option"),
+    [
+        (XLM_ROBERTA, "tokenizer_config.json", "BertTokenizer", False, "do_lower_case"),
+        (XLM_ROBERTA, "config.json", "BertTokenizerFast", False, "do_lower_case"),
+        (XLM_ROBERTA, "config.json", "XLMRobertaTokenizer", False, None),
+        (BERT, "tokenizer_config.json", "XLMRobertaTokenizerFast", False, None),
+        (BERT, "tokenizer_config.json", "a_class_of_somebody", False, "do_lower_case"),
+        (ROBERTA, "tokenizer_config.json", "BertTokenizer", True, None),
+        (MODERNBERT, "tokenizer_config.json", "BertTokenizer", False, None),
+    ],
+)
+def test_the_options_are_those_of_the_class_that_a_folder_states(tmp_path, family, file, name, lowercase, option):
+    """Not of its family's. AutoTokenizer takes the class of tokenizer_config.json, else of config.json."""
+    make_wordpiece(WORDS, WORDS[:5], lowercase=lowercase).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / file).write_text(json.dumps({"tokenizer_class": name}))
+    if option is None:
+        tokenizer.check_options(family, tmp_path)
+        return
+    with pytest.raises(config.ConfigError, match=option):
+        tokenizer.check_options(family, tmp_path)
 
 
 def write_words(folder, template: str | None, stated: dict, special=WORDS[:5]) -> vocabularies.Vocabulary:
