@@ -1013,6 +1013,8 @@ class CustomTask(Settings):
             f"labels must name two classes or more, each once, got {self.labels}. "
             "In a regression, give CustomTask.score_range=(LOWEST, HIGHEST) instead",
         )
+        lines = [label for label in self.labels if any(mark in label for mark in "\t\n\r")]
+        self.require(not lines, f"labels: {lines} hold a tab or the end of a line. Rename them")
         if self.score_range:
             self.require(
                 not self.labels and self.label_separator is None,

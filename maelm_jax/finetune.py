@@ -166,11 +166,12 @@ def _train(args: argparse.Namespace, bindings: list[str]):
     storage.require_local(args.workdir)
     cli.require_writable("--workdir", str(args.workdir.settings_file))
 
-    from maelm_jax.finetuning import grid
+    from maelm_jax.finetuning import grid, table
     from maelm_jax.training.workdir import FINETUNING
 
     args.workdir.require_writable_by(FINETUNING)
-    plan = grid.plan(names, args.gin_file, bindings, args.step)
+    labels = table.labels(args.workdir)
+    plan = grid.plan(names, args.gin_file, bindings, args.step, labels)
     if args.part is not None:
         grid.run_part(args.workdir, plan, grid.Part(args.part, args.parts))
     else:

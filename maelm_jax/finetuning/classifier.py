@@ -85,12 +85,18 @@ class Classifier:
         if not examples:
             return []
         model, kind = self._model, self._model.task.kind
+        if isinstance(model, FinishedRun) and len(examples[0].texts) != len(model.task.spec.texts):
+            raise config.ConfigError(
+                f"the run was trained on {' and '.join(map(repr, model.task.spec.texts))}: give "
+                f"{'pairs' if len(model.task.spec.texts) == 2 else 'single texts'}"
+            )
         longest, lengths = model.input_format.length, [LENGTH]
         while lengths[-1] < longest:
             lengths.append(2 * lengths[-1])
         lengths[-1] = min(lengths[-1], longest)
         rows = next((rows for rows in ROWS if rows >= len(examples)), ROWS[-1])
         scores = model.outputs(model.encode(examples, "texts"), lengths, rows)
+        model.task.notes.clear()  # of texts that were cut; nobody reads them here
         values, certainties = kind.values(kind.predict(scores)), kind.certainties(scores)
         return [
             Prediction(value, certainty, dict(zip(self.labels, of_text, strict=True)))
@@ -102,7 +108,7 @@ class Classifier:
 
 def _checked(text: str | tuple[str, str], number: int) -> tuple[str, ...]:
     """Returns texts[number] as a tuple of one or two texts, as they are read from a file."""
-    parts = (text,) if isinstance(text, str) else tuple(text)
+    parts = tuple(text) if isinstance(text, (tuple, list)) else (text,)
     if not (1 <= len(parts) <= 2 and all(isinstance(part, str) for part in parts)):
         raise config.ConfigError(f"texts[{number}] is neither a string nor a pair: {text!r:.60}")
     return tuple(part.encode("utf-8", "replace").decode("utf-8").strip() for part in parts)

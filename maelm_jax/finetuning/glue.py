@@ -114,7 +114,13 @@ def completed(settings: config.Finetune) -> config.Finetune:
         custom = dataclasses.replace(custom, columns=usual[0])
     if not custom.labels and not custom.score_range:
         rows = labelled_data.read(path, (*custom.columns, custom.label), exact=True)
-        names = {name for row in rows for name in row.names(custom.label, custom.label_separator)}
+        names = set()
+        for row in rows:
+            names |= {*row.names(custom.label, custom.label_separator)}
+            if "" in names:
+                raise config.ConfigError(
+                    f"{row.location}: the field {custom.label!r} is empty. Give a label"
+                )
         if not 2 <= len(names) <= MOST_FOUND_LABELS:
             raise config.ConfigError(
                 f"{path}: the column {custom.label!r} has {len(names)} different labels. Name all "

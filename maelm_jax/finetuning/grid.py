@@ -61,12 +61,16 @@ class Planned(typing.NamedTuple):
 
 
 def plan(
-    names: list[str], files: list[str], bindings: list[str], step: int | None = None
+    names: list[str],
+    files: list[str],
+    bindings: list[str],
+    step: int | None = None,
+    labels: dict[str, str] | None = None,
 ) -> list[Planned]:
     """Reads and checks all settings before the first run starts.
 
     `names` are the encoders, as in --init_from. `step` is that of their checkpoints; None: the
-    newest.
+    newest. `labels` are those of a table that is there already, {encoder: label}.
 
     Returns:
         All pairs, task by task, so that encoders share data and compiled steps.
@@ -87,6 +91,7 @@ def plan(
     for task, encoder in itertools.product(finetune.listed("tasks"), encoders):
         path = encoder.name.strip("/").replace("/", "-")
         label = encoder.label if counts[encoder.label] == 1 else path
+        label = (labels or {}).get(encoder.name, label)
         experiment = settings_of(task, encoder, files, bindings)
         planned.append(Planned(task, encoder, label, experiment, is_listed))
     return planned
@@ -263,19 +268,28 @@ def _earlier_reports(workdir: Workdir, plan: list[Planned]) -> table.Reports:
     """Returns the reports of the table in `workdir`, with a row for each encoder of `plan`.
 
     Raises:
-        ConfigError: The table has another encoder of that name, or another checkpoint of it.
+        ConfigError: The table has another encoder of that name, or other weights of it.
     """
     reports = {label: by_task for label, by_task in table.read(workdir).items() if by_task}
     for planned in plan:
-        wanted = {"init_from": planned.encoder.name, "start_step": planned.encoder.step}
+        wanted = _start(planned.encoder)
         for report in reports.setdefault(planned.label, {}).values():
-            recorded = {name: report[name] for name in wanted}
+            recorded = {name: report.get(name, value) for name, value in wanted.items()}
             if recorded != wanted:
                 raise config.ConfigError(
                     f"{workdir.folder / table.JSON_FILE}: {planned.label} is {recorded}, not "
                     f"{wanted}. Give that --init_from and --step, or another --workdir"
                 )
     return reports
+
+
+def _start(encoder: InitialEncoder) -> dict[str, str | int | None]:
+    """Returns what table.json says of the encoder of a row. Version 1.0 has no "encoder"."""
+    return {
+        "init_from": encoder.name,
+        "start_step": encoder.step,
+        "encoder": encoder.fingerprint,
+    }
 
 
 def session_key(planned: Planned) -> tuple:
@@ -408,8 +422,8 @@ def finished(run: Run) -> Results | None:
     """Returns the results of a finished run; None when the run is not finished.
 
     Raises:
-        ConfigError: The folder holds a run with other settings, on other data, or from another
-            checkpoint of its encoder.
+        ConfigError: The folder holds a run with other settings, on other data, or from other
+            weights.
     """
     workdir = run.workdir
     settings = workdir.read_settings()
@@ -420,11 +434,11 @@ def finished(run: Run) -> Results | None:
         changed += [
             f"{name} ({workdir.inputs_file.name}): {recorded[name]} -> {value}"
             for name, value in run.inputs.items()
-            if recorded[name] != value
+            if recorded.get(name, value) != value  # version 1.0 records no encoder
         ]
     if changed:
         raise config.ConfigError(
-            f"{workdir} holds a run with other settings, data or checkpoint "
+            f"{workdir} holds a run with other settings, data or weights "
             f"({'; '.join(changed)}): give another --workdir, or the same settings"
         )
     if not workdir.results_file.exists():
@@ -470,8 +484,7 @@ def _report(
     ]
     return {
         "task": planned.task,
-        "init_from": planned.encoder.name,
-        "start_step": planned.encoder.step,
+        **_start(planned.encoder),
         "main_metric": current.main_metric,
         "chosen": chosen,
         "seeds": len(of_chosen),

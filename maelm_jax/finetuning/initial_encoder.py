@@ -1,10 +1,13 @@
 """The encoder that a fine-tuning run starts from: what --init_from names."""
 
 import dataclasses
+import functools
+import hashlib
 import os
 import re
 
 import jax
+import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data.vocabularies import Vocabulary
@@ -42,6 +45,17 @@ class InitialEncoder:
     def step(self) -> int | None:
         """The step of the workdir's checkpoint. None: fresh weights, or no workdir."""
         return None if self.is_random else self.source.step
+
+    @functools.cached_property
+    def fingerprint(self) -> str | None:
+        """A hash of its weights. None: fresh weights, which the seed of a run draws."""
+        if self.is_random:
+            return None
+        digest = hashlib.sha256()
+        for path, weights in sorted(self.source.params.items()):
+            digest.update(path.encode())
+            digest.update(np.ascontiguousarray(weights))
+        return digest.hexdigest()[:16]
 
     def with_shape(self, experiment: config.Experiment) -> config.Experiment:
         """Returns the settings with the shape of this encoder in them."""

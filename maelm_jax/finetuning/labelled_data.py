@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import re
+import types
 import typing
 
 from maelm_jax import config, storage
@@ -75,8 +76,7 @@ def read(
     Args:
         path: The file.
         needed: The columns that every row must have.
-        headless: The columns of a file without a header. A first line is no header if it lacks the
-            needed columns.
+        headless: The columns of a file without a header (`lacks_header`).
         exact: Whether a row must have as many cells as the header.
         broken: Gets the location of each row without all needed columns, which is left out. None:
             such a row is an error.
@@ -87,14 +87,14 @@ def read(
     """
     path = str(path)
     if ending_of(path) in JSON_LINES:
-        return _read_json_lines(path)
+        return list(_read_json_lines(path))
     if ending_of(path) == PARQUET:
         rows = _read_parquet(path)
         _check_header(path, list(rows[0].values), needed)
         return rows
     lines = _cells(path)
     header, rows = _read_header(lines), []
-    if headless and not set(needed) <= set(header):
+    if lacks_header(header, headless):
         lines, header = _cells(path), list(headless)
     _check_header(path, header, needed)
     least = max(map(header.index, needed)) + 1
@@ -116,6 +116,13 @@ def read(
     return rows
 
 
+def lacks_header(
+    first: collections.abc.Sequence[str], headless: collections.abc.Sequence[str]
+) -> bool:
+    """Whether a first line is a row of the columns `headless`, of which "label" is a number."""
+    return len(first) == len(headless) > 0 and first[headless.index("label")].isdigit()
+
+
 def sort_labels(names: collections.abc.Iterable[str]) -> tuple[str, ...]:
     """Returns the different labels in order: as numbers if all are whole numbers, else as text.
 
@@ -131,9 +138,11 @@ def columns_of(path: str | os.PathLike) -> list[str]:
     """Returns the columns of a table: its header, or the fields of its first object."""
     path = str(path)
     if ending_of(path) in JSON_LINES:
-        return list(_read_json_lines(path)[0].values)
+        return list(next(_read_json_lines(path)).values)
     if ending_of(path) == PARQUET:
-        return list(_read_parquet(path)[0].values)
+        parquet, errors = _load_parquet()
+        with storage.reading(path, errors=errors):
+            return parquet.read_schema(path).names
     return _read_header(_cells(path))
 
 
@@ -155,14 +164,25 @@ def write(path: pathlib.Path, rows: list[dict[str, typing.Any]], source: str | N
         return
     columns = list(dict.fromkeys(itertools.chain.from_iterable(rows)))
     if ending == PARQUET:
-        rows = [{column: row.get(column) for column in columns} for row in rows]
-        pyarrow, parquet = map(readers.load_module, ("pyarrow", "pyarrow.parquet"))
+        parquet, errors = _load_parquet()
+        pyarrow, kept = readers.load_module("pyarrow"), None
+        if source is not None and ending_of(source) == PARQUET:
+            kept = parquet.read_table(source, use_threads=False)
+        added = {}
+        for column in columns[kept.num_columns if kept else 0 :]:
+            try:
+                added[column] = pyarrow.array([row.get(column) for row in rows])
+            except errors as error:
+                raise config.ConfigError(
+                    f"{path}: the values of {column!r} have no type in common ({error}). Name a "
+                    ".csv or .jsonl file"
+                ) from error
+        table = pyarrow.table(added)
+        if kept:
+            for column in added:
+                kept = kept.append_column(column, table[column])
+            table = kept
         with storage.atomic_file(path) as file:
-            table = pyarrow.Table.from_pylist(rows)
-            if source is not None and ending_of(source) == PARQUET:
-                added, table = table, parquet.read_table(source, use_threads=False)
-                for name in added.column_names[table.num_columns :]:
-                    table = table.append_column(name, added[name])
             parquet.write_table(table, file)
         return
     cells = [columns, *([_as_cell(row.get(column)) for column in columns] for row in rows)]
@@ -216,8 +236,8 @@ def _cells(path: str) -> typing.Iterator[tuple[int, list[str]]]:
     return readers.table_cells(path)
 
 
-def _read_json_lines(path: str) -> list[Row]:
-    rows = []
+def _read_json_lines(path: str) -> typing.Iterator[Row]:
+    is_empty = True
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
@@ -227,10 +247,11 @@ def _read_json_lines(path: str) -> list[Row]:
             content = json.loads(
                 line, parse_constant=lambda _: None, object_pairs_hook=_without_repetitions
             )
-            rows.append(Row(location, dict(content)))
-    if not rows:
+            row = Row(location, dict(content))
+        is_empty = False
+        yield row
+    if is_empty:
         raise config.ConfigError(f"{path}: holds no example. Give a file with examples")
-    return rows
 
 
 def _without_repetitions(pairs: list[tuple[str, typing.Any]]) -> dict[str, typing.Any]:
@@ -242,10 +263,15 @@ def _without_repetitions(pairs: list[tuple[str, typing.Any]]) -> dict[str, typin
     return content
 
 
-def _read_parquet(path: str) -> list[Row]:
-    parquet = readers.load_module("pyarrow.parquet")
+def _load_parquet() -> tuple[types.ModuleType, tuple[type[Exception], ...]]:
+    """Returns pyarrow.parquet, and what it raises for a file or values that it cannot take."""
     error = readers.load_module("pyarrow").ArrowException
-    with storage.reading(path, errors=(error, ValueError)):
+    return readers.load_module("pyarrow.parquet"), (error, ValueError)
+
+
+def _read_parquet(path: str) -> list[Row]:
+    parquet, errors = _load_parquet()
+    with storage.reading(path, errors=errors):
         records = parquet.read_table(path, use_threads=False).to_pylist()
     if not records:
         raise config.ConfigError(f"{path}: holds no example. Give a file with examples")

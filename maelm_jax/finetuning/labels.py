@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import scipy.special
+import sklearn.utils
 
 from maelm_jax import config
 from maelm_jax.finetuning import labelled_data
@@ -168,9 +169,10 @@ class OneOf(Labels):
 
     def balanced(self, targets):
         """The mean weight of the examples is 1. A class weighs n / (classes x its examples)."""
-        counts = self.count(targets)
-        shares = counts * np.count_nonzero(counts) / counts.sum()
-        weights = np.divide(1.0, shares, out=np.ones(len(counts)), where=counts > 0)
+        weights, present = np.ones(len(self.names)), np.unique(targets)
+        weights[present] = sklearn.utils.compute_class_weight(
+            "balanced", classes=present, y=targets
+        )
         return dataclasses.replace(self, weights=tuple(weights.tolist()))
 
     def count(self, targets):

@@ -18,6 +18,7 @@ from maelm_jax.finetuning.task import (
     Splits,
     Task,
     describe_counts,
+    require_metric,
 )
 
 
@@ -58,6 +59,10 @@ class SentenceTask(Task):
     def check_files(self):
         if self.name == glue.OWN or self.settings.data_dir is not None:
             glue.find_files(self.spec, self.settings)
+        if self.settings.metric:
+            names = self.spec.metrics
+            parts = [f"{part}_{name}" for part in self.spec.parts if part for name in names]
+            require_metric(self.name, self.settings.metric, (*names, *parts))
 
     def read(self) -> Splits:
         return glue.read(self.spec, self.settings, self.notes)
@@ -134,7 +139,7 @@ class SentenceTask(Task):
 
     def check_columns(self, input_file, with_all):
         header = labelled_data.columns_of(input_file)
-        if self.spec.headless and not set(self.spec.texts) <= set(header):
+        if labelled_data.lacks_header(header, self.spec.headless):
             header = list(self.spec.headless)
         added = [PREDICTION, PROBABILITY]
         if with_all:

@@ -18,7 +18,7 @@ from maelm_jax.encoders.results import CONFUSION, Results
 from maelm_jax.finetuning import heads
 from maelm_jax.finetuning.batches import Batch, Batches, choose_lengths, in_order, pack
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
-from maelm_jax.finetuning.task import EvaluationSet, InputFormat, Task, TaskData
+from maelm_jax.finetuning.task import EvaluationSet, InputFormat, Task, TaskData, require_metric
 from maelm_jax.model import keys
 from maelm_jax.model.kernels import backends
 from maelm_jax.training import checkpoint, flops, loop, metrics, optimizers, sharding, step
@@ -120,16 +120,12 @@ class Session:
         self.task, self.data, self.vocabulary = task, data, vocabulary
         first = next(iter(data.dev))  # the score is that of the first dev set
         metric = task.settings.metric or task.main_metric
-        self.main_metric = f"{first}_{metric}" if first else metric
         self.fingerprint = data.fingerprint()
         self.baseline = self.score(
             {name: task.constant_outputs(data.train, dev) for name, dev in data.dev.items()}
         )
-        if self.main_metric not in self.baseline:
-            raise config.ConfigError(
-                f"Finetune.metric = {metric!r}: {task.name} has {', '.join(self.baseline)}. "
-                "Name one of them"
-            )
+        self.main_metric = metric if metric in self.baseline else f"{first}_{metric}"
+        require_metric(task.name, self.main_metric, self.baseline)
         self.model = model = Model(experiment.model, experiment.mesh, task, vocabulary)
         optimizer = optimizers.create(experiment.optimizer)
 
@@ -234,7 +230,11 @@ class Run:
     @property
     def inputs(self) -> dict:
         """The content of inputs.json: what the run depends on beside its settings."""
-        return {"start_step": self.encoder.step, "data": self.session.fingerprint}
+        return {
+            "start_step": self.encoder.step,
+            "encoder": self.encoder.fingerprint,
+            "data": self.session.fingerprint,
+        }
 
     def train(self) -> Results:
         """Trains, from a checkpoint of `workdir.unfinished` if there is one. Writes the results.
@@ -266,7 +266,7 @@ class Run:
         results = self._finish(state)
         results.seconds = time.perf_counter() - began
         results.write(workdir.results_file)
-        shutil.rmtree(unfinished.folder)
+        shutil.rmtree(unfinished.folder, ignore_errors=True)  # another part may remove it too
         return results
 
     def initial_state(self) -> State:

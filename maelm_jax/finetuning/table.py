@@ -35,6 +35,15 @@ MAJORITY = "majority baseline"  # row of Task.constant_outputs
 Reports = dict[str, dict[str, dict]]  # {label of the encoder: {task: report of a grid}}
 
 
+def labels(workdir: Workdir) -> dict[str, str]:
+    """Returns {encoder, as in --init_from: its label in the table of a folder, if there is one}."""
+    return {
+        report["init_from"]: label
+        for label, by_task in read(workdir).items()
+        for report in by_task.values()
+    }
+
+
 def values(reports: Reports) -> dict[str, dict[str, dict]]:
     """Returns the values of the table, in percent.
 

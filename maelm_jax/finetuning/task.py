@@ -101,6 +101,15 @@ class Column(typing.NamedTuple):
     factor: float = 100.0  # to percent
 
 
+def require_metric(task: str, metric: str, known: typing.Iterable[str]):
+    """Raises ConfigError if Finetune.metric is none of the metrics of a task."""
+    known = tuple(known)
+    if metric not in known:
+        raise config.ConfigError(
+            f"Finetune.metric = {metric!r}: {task} has {', '.join(known)}. Name one of them"
+        )
+
+
 class Task(abc.ABC):
     """One task of a kind. The subclasses are the kinds.
 

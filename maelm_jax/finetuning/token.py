@@ -28,8 +28,9 @@ from maelm_jax.model import layers, ops
 DOCUMENT = "-DOCSTART-"
 COLUMNS = re.compile(r"[ \t]+")
 # A line before a sentence in MultiCoNER and CoNLL-U, as "# id 7b1f domain=en" or "# text = ...".
-# Behind the word "#" stands a label instead.
+# Behind the word "#" stands a label instead. In CoNLL-U, such a line can hold anything.
 COMMENT = re.compile(r"#\s+(id\s|newdoc\b|newpar\b|[\w.]+\s*=)")
+CONLL_U_COLUMNS = 10
 # CoNLL-U numbers the words in its first of ten columns. "1-2  don't" repeats words 1 and 2 as they
 # are written, "8.1" is a word that is not written.
 NOT_A_WORD = re.compile(r"\d+[-.]\d+")
@@ -333,25 +334,29 @@ def read_lines(
     path: str | pathlib.Path, settings: config.Conll, labelled: bool
 ) -> typing.Iterator[Line]:
     """Yields the lines of a file of words. Raises ConfigError as `read_sentences`."""
-    is_inside, expected = False, None  # whether a word of the sentence was there
-    for number, line in enumerate(labelled_data.read_lines(path), start=1):
-        if not is_inside and COMMENT.match(line):
+    lines = [(line, COLUMNS.split(line.strip(" \t"))) for line in labelled_data.read_lines(path)]
+    counts = [len(cells) for line, cells in lines if cells[0] not in ("", DOCUMENT)]
+    plain = [len(cells) for line, cells in lines if cells[0][:1] not in ("", "#", "-")]
+    expected = next(iter([*plain, *counts]), None)
+    is_inside = is_checked = False  # whether a word of the sentence was there, or of the file
+    for number, (line, cells) in enumerate(lines, start=1):
+        is_other = expected == CONLL_U_COLUMNS or len(cells) != expected
+        if not is_inside and line.startswith("#") and (is_other or COMMENT.match(line)):
             yield Line(line, [])
             continue
-        cells = COLUMNS.split(line.strip(" \t"))
         if cells[0] in ("", DOCUMENT):
             is_inside = False
             yield Line(line, None)
             continue
-        if len(cells) == 10 and NOT_A_WORD.fullmatch(cells[0]):
+        if len(cells) == CONLL_U_COLUMNS and NOT_A_WORD.fullmatch(cells[0]):
             yield Line(line, [])
             continue
-        if expected is None:
-            expected = len(cells)
-            _check_columns(f"{path}:{number}: {line[:50]!r}", expected, settings, labelled)
+        if not is_checked:
+            _check_columns(f"{path}:{number}: {line[:50]!r}", len(cells), settings, labelled)
+            is_checked = True
         if len(cells) != expected:
             raise config.ConfigError(
-                f"{path}:{number}: {len(cells)} columns, the first line has {expected}: "
+                f"{path}:{number}: {len(cells)} columns, the first word has {expected}: "
                 f"{line[:50]!r}. Columns stand between spaces or tabs, and a blank line between "
                 "sentences"
             )

@@ -62,7 +62,7 @@ def write_tsv(path: pathlib.Path, header: list[str] | None, rows: list[list[str]
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory) -> pathlib.Path:
-    """RTE, CoLA, STS-B and both SQuADs: 32 training examples that are the dev set as well."""
+    """RTE, MNLI, CoLA, STS-B and both SQuADs: 32 training examples that are the dev set as well."""
     root = tmp_path_factory.mktemp("data")
     draw = random.Random(1)
     rte = [[str(i), sentence(draw), sentence(draw), draw.choice(["entailment", "not_entailment"])] for i in range(32)]
@@ -75,6 +75,9 @@ def data_dir(tmp_path_factory) -> pathlib.Path:
         write_tsv(root / "glue" / "RTE" / f"{part}.tsv", ["index", "sentence1", "sentence2", "label"], rte)
         write_tsv(root / "glue" / "CoLA" / f"{part}.tsv", None, cola)
         write_tsv(root / "glue" / "STS-B" / f"{part}.tsv", stsb_header, stsb)
+    mnli = [[sentence(draw), sentence(draw), draw.choice(["entailment", "neutral", "contradiction"])] for _ in range(32)]
+    for part in ("train", "dev_matched", "dev_mismatched"):
+        write_tsv(root / "glue" / "MNLI" / f"{part}.tsv", ["sentence1", "sentence2", "gold_label"], mnli)
     for name, unanswerable in (("v1.1", 0), ("v2.0", 3)):
         content = json.dumps(squad_json(random.Random(2), 32, unanswerable))
         for part in ("train", "dev"):

@@ -56,6 +56,9 @@ def test_a_run_gives_what_the_command_writes(run, tmp_path):
         assert [one.label for one in predictions] == [row["prediction"] for row in written]
         for one, row in zip(predictions, written, strict=True):
             assert one.probability == pytest.approx(row["probability"], abs=1e-6)
+    for wrong, message in (([("a", "b")], "single texts"), ([None], r"texts\[0\]"), ([1], r"texts\[0\]")):
+        with pytest.raises(config.ConfigError, match=message):
+            classifier.predict(wrong)
     (alone,) = classifier.predict(TEXTS[:1])
     assert numbers([alone], kind) == pytest.approx(numbers(predictions[:1], kind), abs=1e-6)
 

@@ -13,7 +13,7 @@ from testing import call, finish, in_memory, once, send_when, start
 
 from maelm_jax import config, finetune, gin_files
 from maelm_jax.encoders.results import Results
-from maelm_jax.finetuning import grid, predict, table
+from maelm_jax.finetuning import grid, initial_encoder, predict, table
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.training import loop
 from maelm_jax.training.workdir import Workdir
@@ -136,7 +136,7 @@ def test_a_later_command_adds_to_the_table_and_the_table_can_be_copied(one_devic
     assert after["little"] == before["little"] and json.loads((workdir / "table.json").read_text())["missing"] == {"cola": ["random-little"]}
     assert predict.find_models(Workdir(workdir), "random-little") == [Workdir(workdir / after["random-little"]["rte"]["model"])]
     # A row is of one encoder and of one checkpoint.
-    for name, value in (("init_from", "old/little"), ("start_step", 2)):
+    for name, value in (("init_from", "old/little"), ("start_step", 2), ("encoder", "0")):
         changed = table.read(Workdir(workdir))
         changed["little"]["rte"][name] = value
         table.write(changed, Workdir(workdir))
@@ -190,9 +190,16 @@ def test_a_run_keeps_its_settings_its_data_and_its_checkpoint(one_device, rte_ru
     with pytest.raises(config.ConfigError, match=r"out.*inputs.json.*\w+ -> \w+"):
         finetune.main([*argv, f"--gin.DATA_DIR={tmp_path / 'moved'}"])
     inputs = tmp_path / "out" / "inputs.json"
-    inputs.write_text(inputs.read_text().replace('"start_step": 3', '"start_step": 2'))
+    recorded = json.loads(inputs.read_text())
+    inputs.write_text(json.dumps(recorded | {"start_step": 2}))
     with pytest.raises(config.ConfigError, match=r"start_step.*2 -> 3"):
         finetune.main(argv)
+    inputs.write_text(json.dumps({name: value for name, value in recorded.items() if name != "encoder"}))  # as of version 1.0
+    assert finetune.main(argv) == 0
+    inputs.write_text(json.dumps(recorded | {"encoder": "0"}))
+    with pytest.raises(config.ConfigError, match="encoder.*0 -> "):
+        finetune.main(argv)
+    inputs.write_text(json.dumps(recorded))
     with pytest.raises(config.ConfigError, match="copy"):
         finetune.main([*argv, f"--workdir={shutil.copytree(pretrained, tmp_path / 'copy')}"])
     with pytest.raises(config.ConfigError):
@@ -337,6 +344,28 @@ def test_encoders_of_one_name_are_called_by_their_paths(pretrained, tmp_path, mo
         pathlib.Path(name).symlink_to(pretrained)
     planned = grid.plan(["runs/tiny", "old/tiny/", "random:x"], ["finetune/rte.gin"], [])
     assert [one.label for one in planned] == ["runs-tiny", "old-tiny", "random-x"]
+    planned = grid.plan(["runs/tiny", "old/tiny"], ["finetune/rte.gin"], [], labels={"runs/tiny": "tiny"})
+    assert [one.label for one in planned] == ["tiny", "old-tiny"], "a table that is there keeps its rows"
+
+
+def test_other_weights_are_another_encoder(pretrained, tmp_path):
+    first, again = (initial_encoder.load(str(pretrained)) for _ in range(2))
+    assert first.fingerprint == again.fingerprint != initial_encoder.load(f"random:{pretrained}").fingerprint
+    again = initial_encoder.load(str(pretrained))
+    again.source.params["encoder/token_embedding"][7, 3] += 1e-3
+    assert again.fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize(
+    "task,metric,is_known", [("mnli", "matched_accuracy", True), ("mnli", "accuracy", True), ("rte", "f1", False), ("mnli", "f1", False)]
+)
+def test_a_metric_is_checked_before_the_first_run(task, metric, is_known, pretrained, data_dir):
+    bindings = [f"DATA_DIR={data_dir}", f"Finetune.metric={metric}"]
+    if is_known:
+        grid.settings_of(task, initial_encoder.load(str(pretrained)), [], bindings)
+        return
+    with pytest.raises(config.ConfigError, match=f"{task} has "):
+        grid.settings_of(task, initial_encoder.load(str(pretrained)), [], bindings)
 
 
 def test_more_epochs_are_tried_for_a_small_task():

@@ -124,6 +124,9 @@ def test_cola_has_no_header_and_its_test_file_has_one(tmp_path, packing):
     assert train == [(('The "sailors',), 1, 0), (("Them sleeps.",), 0, 1)] and dev[""] == [(("Night.",), 1, 0)]
     write_text(tmp_path / "test.tsv", "index\tsentence\n0\tBill whistled past.\n")
     assert read(tmp_path / "test.tsv", glue.SPECS["cola"], labelled=False)[0].texts == ("Bill whistled past.",)
+    write_text(tmp_path / "own.csv", "id,text,date,place\n1,A cat.,2020,Rome\n")
+    with pytest.raises(config.ConfigError, match="no column 'sentence'"):
+        read(tmp_path / "own.csv", glue.SPECS["cola"], labelled=False)
 
 
 def test_stsb_qnli_and_mnli_as_distributed(tmp_path):
@@ -267,6 +270,8 @@ def test_labels_of_a_text_with_several_are_found(tmp_path):
         ("text,label\na,yes\nb,yes\n", "a.csv.*'label'"),
         ("text,label\n" + "".join(f"a,{number / 7}\n" for number in range(200)), "a.csv.*'label'.*score_range"),
         ("text,class\na,yes\n", "a.csv:1.*'label'"),
+        ("text,label\na,yes\nb,\nc,no\n", "a.csv:3: .*'label' is empty"),
+        ('text,label\na,"two\nlines"\nb,no\n', "labels: .*two"),
     ],
 )
 def test_what_is_not_found_is_named(tmp_path, text, message):
@@ -295,6 +300,20 @@ def test_a_table_is_read_as_it_was_written(ending, tmp_path):
     labelled_data.write(tmp_path / f"t{ending}", rows)
     found = [row.values for row in labelled_data.read(tmp_path / f"t{ending}", ["a"])]
     assert [{name: value for name, value in row.items() if value} for row in found] == rows
+
+
+def test_columns_beside_the_predictions_are_of_any_type_in_parquet(tmp_path):
+    """pyarrow cannot infer the type of a map. What it cannot write is named."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    maps = pa.array([[("a", 1)], [("b", 2), ("c", 3)]], pa.map_(pa.string(), pa.int64()))
+    parquet.write_table(pa.table({"text": ["x", "y"], "more": maps}), tmp_path / "a.parquet")
+    rows = [row.values | {"prediction": label} for row, label in zip(labelled_data.read(tmp_path / "a.parquet", ["text"]), "01", strict=True)]
+    labelled_data.write(tmp_path / "b.parquet", rows, str(tmp_path / "a.parquet"))
+    written = parquet.read_table(tmp_path / "b.parquet")
+    assert written["more"].combine_chunks().equals(maps) and written["prediction"].to_pylist() == ["0", "1"]
+    assert labelled_data.columns_of(tmp_path / "b.parquet") == ["text", "more", "prediction"]
+    with pytest.raises(config.ConfigError, match="'id'"):
+        labelled_data.write(tmp_path / "c.parquet", [{"id": 1}, {"id": "b"}])
 
 
 def test_a_cell_with_a_tab_or_a_line_fits_csv_and_no_tsv(tmp_path):

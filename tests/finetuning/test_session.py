@@ -51,6 +51,12 @@ def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretraine
     assert not Workdir(tmp_path).unfinished.folder.exists()
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "mismatched_accuracy"])
+def test_the_score_of_a_task_of_two_dev_sets_is_the_metric_that_is_named(metric, pretrained, data_dir, tmp_path):
+    current = run_of(pretrained, "mnli", data_dir, tmp_path, f"Finetune.metric={metric}").session
+    assert current.main_metric == {"accuracy": "matched_accuracy"}.get(metric, metric)
+
+
 def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained, data_dir, tmp_path, monkeypatch):
     """Scores come from a script, so that the second of four evaluations is the best; the weights and predictions kept are its own."""
     run = run_of(pretrained, "rte", data_dir, tmp_path, "EPOCHS=4", "LEARNING_RATE=5e-3")

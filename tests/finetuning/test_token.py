@@ -339,6 +339,14 @@ def test_numbers_of_several_words_and_of_unwritten_words_in_conll_u_are_no_words
     assert read(tmp_path, text, word_column=1, label_column=3) == [(["do", "n't", "1-2"], ["AUX", "PART", "NUM"])]
 
 
+def test_a_comment_has_another_number_of_columns_than_words(tmp_path):
+    """In CoNLL-U it can hold anything. A word "#" is a word."""
+    assert read(tmp_path, "# a note on this file\nEU B-ORG\n\n# no note\n# O\n") == [(["EU"], ["B-ORG"]), (["#"], ["O"])]
+    line = "1\tdo\t_\tAUX\t_\t_\t_\t_\t_\t_\n"
+    ten = "# " + " ".join("abcdefghi") + "\n"
+    assert read(tmp_path, "# free comment\n" + ten + line, word_column=1, label_column=3) == [(["do"], ["AUX"])]
+
+
 def test_columns_are_chosen_and_stand_between_spaces_or_tabs(tmp_path):
     text = "1\tEU\tNNP \r\n2  caf\u00e9\u00a0x \t NN\r\n"
     assert read(tmp_path, text, word_column=1) == [(["EU", "caf\u00e9\u00a0x"], ["NNP", "NN"])]

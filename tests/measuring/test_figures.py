@@ -7,6 +7,7 @@ import pytest
 from matplotlib import pyplot
 
 from maelm_jax import plotting
+from maelm_jax.encoders import results
 from maelm_jax.measuring import figures
 
 
@@ -79,6 +80,14 @@ def test_a_fine_tuned_run_is_beside_its_source_whatever_its_path_looks_like():
     continued = RUNS[1] | {"started_from": "runs/mae"}
     earlier = RUNS[2] | {"started_step": 5}
     assert figures.find_pairs([RUNS[0], continued, RUNS[2], earlier]) == [(RUNS[0], RUNS[2])]
+    before, of_step = RUNS[0] | {"step": 5}, RUNS[2] | {"started_from": "runs/mae@5", "started_step": 5}
+    assert figures.find_pairs([before, *RUNS, of_step]) == [(RUNS[0], RUNS[2]), (before, of_step)]
+
+
+def test_a_dollar_in_a_name_is_a_dollar(tmp_path):
+    classes = [results.ClassScore(name, 1, 1.0, 1.0, 1.0) for name in ("$", "$$", "$10-$20")]
+    results.ClassReport(classes, [[1, 0, 0], [0, 1, 0], [0, 0, 1]]).draw(tmp_path / "a.png", "prices in $ and $$ ^")
+    assert (tmp_path / "a.png").stat().st_size > 5000
 
 
 def test_every_title_is_a_question_and_every_file_is_drawn(tmp_path):
