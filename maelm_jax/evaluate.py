@@ -37,7 +37,9 @@ writes every number as JSON. Exit status: 0 done, 2 wrong input, 1 anything else
 """
 
 import argparse
+import collections.abc
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -69,7 +71,6 @@ def main(argv: list[str]) -> int:
 
     from maelm_jax.data import packing
     from maelm_jax.measuring import scoring
-    from maelm_jax.training import run_rows
 
     models = [
         scoring.open_model(path, _steps(path, args), not args.text, args.left_to_right)
@@ -91,18 +92,40 @@ def main(argv: list[str]) -> int:
     by_model = [scoring.measure(*pair) for pair in zip(models, rows, strict=True)]
     scores = [measured.score for of_model in by_model for measured in of_model]
     print(tables.plain(HEADER, [_cells(score) for score in scores]))
-    seeds = [model.experiment.run.seed for model in models]
-    problems = run_rows.describe_differences(models, rows, seeds)
-    newest = [of_model[-1] for of_model in by_model]
-    for line in problems or scoring.paired_differences(newest):
+    measured = [
+        (model, x, model.experiment.run.seed, of_model[-1])
+        for model, x, of_model in zip(models, rows, by_model, strict=True)
+    ]
+    notes = _describe_differences(measured)
+    differences = [
+        scoring.paired_difference(pair[0][-1], pair[1][-1])
+        for pair in itertools.combinations(measured, 2)
+        if not _describe_differences(pair)
+    ]
+    for line in (*notes, *differences):
         print(line)
     for model in models:
         print(f"{model.path}: {model.objective.description}")
     if args.output:
-        content = {"text": args.text, "seed": args.seed}
-        content["scores"] = [score._asdict() for score in scores]
+        content = {
+            "text": args.text,
+            "tokens": args.tokens if args.text else None,
+            "seed": args.seed if args.text else None,
+            "left_to_right": args.left_to_right,
+            "scores": [score._asdict() for score in scores],
+            "differences": [difference._asdict() for difference in differences],
+            "notes": notes,
+        }
         _write(args.output, content)
     return 0
+
+
+def _describe_differences(measured: collections.abc.Sequence[tuple]) -> list[str]:
+    """Returns what prevents a comparison of models with their rows and seeds, one line each."""
+    from maelm_jax.training import run_rows
+
+    models, rows, seeds, _ = map(list, zip(*measured, strict=True))
+    return run_rows.describe_differences(models, rows, seeds)
 
 
 def _score_pairs(args: argparse.Namespace) -> int:
@@ -124,6 +147,7 @@ def _score_pairs(args: argparse.Namespace) -> int:
         content = {
             "pairs": args.pairs,
             "temperature": args.temperature,
+            "left_to_right": args.left_to_right,
             "texts": [pair._asdict() for pair in read],
             "scores": pairs.as_json(read, scores),
         }
@@ -144,16 +168,20 @@ def _probe(args: argparse.Namespace) -> int:
         for encoder in checkpoint.read_each(_steps(path, args), open_encoder):
             name = _name_checkpoint(path, encoder.step)
             encoders[name] = encoder
-    scores = []
+    scores, notes = [], []
     for data in tasks:
-        probes = {name: probe.score(encoder, data) for name, encoder in encoders.items()}
+        probes, of_task = {}, [f"{data.task.spec.folder}: {note}" for note in data.task.notes]
+        for name, encoder in encoders.items():
+            data.task.notes.clear()
+            probes[name] = probe.score(encoder, data)
+            of_task += [f"{name}, {data.task.spec.folder}: {note}" for note in data.task.notes]
         print(probe.table(dict(zip(pairs.shorten(list(probes)), probes.values(), strict=True))))
-        for note in dict.fromkeys(data.task.notes):
-            print(note)
+        print(*of_task, sep="\n", end="\n" * bool(of_task))
         for name, one in probes.items():
             scores.append({"model": name, **one._asdict(), "layers": one.layers.tolist()})
+        notes += of_task
     if args.output:
-        _write(args.output, {"probe": args.probe, "scores": scores})
+        _write(args.output, {"probe": args.probe, "scores": scores, "notes": notes})
     return 0
 
 
@@ -239,10 +267,11 @@ def _check_flags(args: argparse.Namespace, bindings: list[str]):
             f"--models=RUN,RUN. With --text, it reads {TEXT_SETTING}"
         )
     of_pairs = ("pairs_per_paradigm", "temperature", "floor")
-    if alone := [f"--{name}" for name in of_pairs if getattr(args, name) and not args.pairs]:
-        raise config.ConfigError(f"{', '.join(alone)} goes with --pairs=FILES")
-    args.temperature = args.temperature or 1.0
-    if args.temperature < 0:
+    given = [name for name in of_pairs if getattr(args, name) not in (None, False)]
+    if given and not args.pairs:
+        raise config.ConfigError(f"--{', --'.join(given)} goes with --pairs=FILES")
+    args.temperature = 1.0 if args.temperature is None else args.temperature
+    if not args.temperature > 0:
         raise config.ConfigError(f"--temperature={args.temperature} must be above 0")
     named = [f"--{name}" for name in ("rate", "tokens", "seed") if getattr(args, name) is not None]
     if args.probe and (args.pairs or args.text or named or args.left_to_right):

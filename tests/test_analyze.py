@@ -168,6 +168,9 @@ def test_every_checkpoint_is_measured_with_its_own_weights(text, tmp_path, monke
     assert analyze.main([*flags, "--all_steps", f"--workdir={tmp_path / 'all'}"]) == 0
     monkeypatch.setattr(figures, "draw", lambda *_: {})
     assert analyze.main([*flags, "--step=3", f"--workdir={tmp_path / 'three'}"]) == 0
+    assert analyze.main([f"--runs={run}@3,{run}@7", "--tokens=6000", "--sets=1", f"--workdir={tmp_path / 'both'}"]) == 0
+    named = [one["name"] for one in json.loads((tmp_path / "both" / "ranks.json").read_text())["runs"]]
+    assert named == [f"{run}@3", f"{run}@7"]
     every, three = (json.loads((tmp_path / name / "ranks.json").read_text())["runs"][0] for name in ("all", "three"))
     assert [entry["step"] for entry in every["by_step"]] == [3, 7] and (every["step"], three["step"]) == (7, 3)
     for entry, run_then in zip(every["by_step"], (three, every), strict=True):

@@ -117,8 +117,8 @@ def test_the_interval_of_a_difference_is_that_of_pairs():
     losses = 100 * np.random.default_rng(0).normal(5.0, 0.3, 40)
     counts = np.full(40, 100.0)
     scores = [scoring.Score(name, None, None, 0.15, 9, 9, 5.0, 0.1, 0.5, None) for name in ("a", "b")]
-    line = scoring.paired_differences([scoring.Measurement(scores[0], losses, counts), scoring.Measurement(scores[1], losses + 2.0, counts)])
-    assert line == ["a - b: -0.020 nats (95% interval -0.020 to -0.020)"]
+    found = scoring.paired_difference(scoring.Measurement(scores[0], losses, counts), scoring.Measurement(scores[1], losses + 2.0, counts))
+    assert str(found) == "a - b: -0.020 nats (95% interval -0.020 to -0.020)"
 
 
 def test_the_encoder_reads_masks_as_in_pretraining(uninterrupted, other_text, tmp_path, scores):
@@ -160,8 +160,12 @@ def test_runs_that_do_not_compare_are_named(uninterrupted, tmp_path, capsys):
     settings = (copy / "config.gin").read_text()
     assert "Run.seed = 0" in settings
     (copy / "config.gin").write_text(settings.replace("Run.seed = 0", "Run.seed = 1"))
-    assert evaluate.main([f"--models={uninterrupted},{copy}"]) == 0
+    same = shutil.copytree(uninterrupted, tmp_path / "same")
+    assert evaluate.main([f"--models={uninterrupted},{copy},{same}", f"--output={tmp_path / 'scores.json'}"]) == 0
     assert "different masks" in capsys.readouterr().out
+    found = json.loads((tmp_path / "scores.json").read_text())
+    assert len(found["notes"]) == 1 and found["seed"] is None
+    assert [(one["one"], one["other"], one["mean"]) for one in found["differences"]] == [(f"{uninterrupted}, step 60", f"{same}, step 60", 0.0)]
 
 
 def test_what_cannot_be_measured_is_one_line(uninterrupted, other_text, tmp_path):

@@ -1,8 +1,10 @@
 """Second moments of hidden states, one for each layer, in bounded memory.
 
 The (tokens x width) matrix of states is never stored: only its D x D second moment is. The device
-sums the products of one batch in float32 at the highest precision. The host sums the batches in
-float64. `ranks.py` computes the spectrum and the effective ranks from the second moment.
+sums the products of one batch in float32 at the highest precision, after it has subtracted the mean
+of the batch: that of some encoders is far larger than what varies. The host adds it again, and sums
+the batches in float64. `ranks.py` computes the spectrum and the effective ranks from the second
+moment.
 
 Sets of tokens. None contains padding. `plain` and `real` contain <s> and </s>, unless these are
 masked:
@@ -40,9 +42,9 @@ TOKENS_AT_ONCE = 8192
 class Moments(typing.NamedTuple):
     """Number of tokens of one kind and, for every layer, the sums of states and outer products."""
 
-    count: Float[np.ndarray | jax.Array, ""]
-    total: Float[np.ndarray | jax.Array, "N D"]
-    product: Float[np.ndarray | jax.Array, "N D D"]
+    count: Float[np.ndarray, ""]
+    total: Float[np.ndarray, "N D"]
+    product: Float[np.ndarray, "N D D"]
 
     def __add__(self, other: "Moments") -> "Moments":
         return Moments(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
@@ -57,11 +59,31 @@ class Moments(typing.NamedTuple):
         return self.product[layer] / self.count - (np.outer(mean, mean) if centred else 0.0)
 
 
-def of_states(states: Float[Array, "N B T D"], members: Bool[Array, "B T"]) -> Moments:
-    """Moments of the states of the tokens that `members` selects, in float32."""
-    x = jnp.where(members[None, :, :, None], states.astype(jnp.float32), 0.0)
+class Deviations(typing.NamedTuple):
+    """As `Moments`, of the states minus `mean`, which is about that of the batch. float32."""
+
+    mean: Float[np.ndarray | jax.Array, "N D"]
+    count: Float[np.ndarray | jax.Array, ""]
+    total: Float[np.ndarray | jax.Array, "N D"]
+    product: Float[np.ndarray | jax.Array, "N D D"]
+
+    def moments(self) -> Moments:
+        """The moments of the states, in float64."""
+        mean, count, total, product = (np.asarray(part, np.float64) for part in self)
+        # sum (x + m)(x + m)^T = sum x x^T + m (sum x + count m)^T + (sum x) m^T
+        whole = total + count * mean
+        product = product + np.einsum("nd,ne->nde", mean, whole)
+        return Moments(count, whole, product + np.einsum("nd,ne->nde", total, mean))
+
+
+def of_states(states: Float[Array, "N B T D"], members: Bool[Array, "B T"]) -> Deviations:
+    """Sums of the states of the tokens that `members` selects."""
+    selected, count = members[None, :, :, None], members.sum(dtype=jnp.float32)
+    x = jnp.where(selected, states.astype(jnp.float32), 0.0)
+    mean = x.sum((1, 2)) / jnp.maximum(count, 1.0)
+    x = jnp.where(selected, x - mean[:, None, None], 0.0)
     product = jnp.einsum("nbtd,nbte->nde", x, x, precision=jax.lax.Precision.HIGHEST)
-    return Moments(members.sum(dtype=jnp.float32), x.sum((1, 2)), product)
+    return Deviations(mean, count, x.sum((1, 2)), product)
 
 
 def measure(
@@ -78,7 +100,7 @@ def measure(
     None measures all. `target` is that of `maelm.create`.
 
     Returns:
-        A function (encoder parameters, rows [B, L], row numbers [B], key) -> {kind: Moments}.
+        A function (encoder parameters, rows [B, L], row numbers [B], key) -> {kind: Deviations}.
     """
     # A backend that is set may be that of another machine, or be unable to compute whole rows or
     # arrays that XLA shards.
@@ -89,7 +111,7 @@ def measure(
 
     def batch(
         params: dict, rows: Int[Array, "B L"], numbers: UInt32[Array, " B"], key: Key[Array, ""]
-    ) -> dict[str, Moments]:
+    ) -> dict[str, Deviations]:
         length = rows.shape[1]
         # A budget of the full length leaves dropped slots empty. The encoder computes the same
         # function, and one pass serves the rows with and without [MASK].
@@ -147,8 +169,10 @@ def accumulate(
         numbers = np.arange(first + start, first + start + size, dtype=np.uint32)
         batch = shard(np.concatenate([part, padding]))
         measured = {
-            name: Moments(*(np.asarray(value, np.float64) for value in moments))
-            for name, moments in jax.device_get(measure_batch(params, batch, numbers, key)).items()
+            name: deviations.moments()
+            for name, deviations in jax.device_get(
+                measure_batch(params, batch, numbers, key)
+            ).items()
         }
         total = {name: total[name] + measured[name] for name in TOKEN_KINDS} if total else measured
         progress(len(part))

@@ -13,18 +13,18 @@ TAU = 0.9  # share of the squared length that the effective rank holds, as in th
 LEAST_PER_DIMENSION = 20  # no rank is reported from fewer tokens for each dimension
 # A direction at more than this angle from a span has more than half its squared length outside.
 ALONE_DEGREES = 45.0
+ROUNDING = 2.0**-44  # of float64, in sums over many tokens
 
 
 def spectrum(moment: np.ndarray, largest: float | None = None) -> np.ndarray:
     """Eigenvalues of a second moment [D, D], largest first, float64 [D].
 
-    The products of states are summed in float32. An eigenvalue below D x 2^-24 of the largest is
-    within the rounding error of that sum, so it is set to 0. `numpy.linalg.matrix_rank` has a
-    similar rule. For a centred moment, `largest` is the largest eigenvalue before centring.
+    An eigenvalue below ROUNDING x `largest` is set to 0. That is the largest eigenvalue, of a
+    centred moment before centring.
     """
     values = np.linalg.eigvalsh(moment)[::-1]
     largest = values[0] if largest is None else largest
-    return np.where(values > len(values) * 2.0**-24 * largest, values, 0.0)
+    return np.where(values > ROUNDING * largest, values, 0.0)
 
 
 def effective_rank(values: np.ndarray, tau: float) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from maelm_jax import plotting
 from maelm_jax.analysis import ranks
+from maelm_jax.training import checkpoint
 
 KIND_LABELS = {
     "plain": "without [MASK] in the input",
@@ -113,12 +114,14 @@ def find_pairs(runs: Runs) -> list[tuple[dict, dict]]:
 
     A source that was measured at another step than the fine-tuning began from is left out.
     """
-    by_path = {pathlib.Path(run["workdir"]).resolve(): run for run in runs}
+
+    def place(workdir: str, step: int | None) -> tuple[pathlib.Path, int | None]:
+        return checkpoint.split_name(workdir).workdir.folder.resolve(), step
+
+    by_place = {place(run["workdir"], run["step"]): run for run in runs}
     tuned = [run for run in runs if run["fine_tuned"]]
-    pairs = [(by_path.get(pathlib.Path(run["started_from"]).resolve()), run) for run in tuned]
-    return [
-        (source, run) for source, run in pairs if source and source["step"] == run["started_step"]
-    ]
+    pairs = [(by_place.get(place(run["started_from"], run["started_step"])), run) for run in tuned]
+    return [(source, run) for source, run in pairs if source]
 
 
 def _save(figure: Figure, folder: pathlib.Path):

@@ -11,6 +11,7 @@ after those before it. Nothing is masked.
 Axis letters: B copies of sentences; T tokens.
 """
 
+import math
 import typing
 
 import jax
@@ -91,7 +92,8 @@ def measure(
 def measure_unigram(vocabulary: Vocabulary, token_nll: np.ndarray, texts: list[Text]) -> np.ndarray:
     """Returns the log-likelihood of texts by the frequency of each id, float64 [texts]."""
     rows = _encode(vocabulary, texts)
-    return np.array([-token_nll[list(row.ids[row.first : -1])].sum() for row in rows])
+    # The exact sum: the same tokens in another order are a tie.
+    return np.array([-math.fsum(token_nll[list(row.ids[row.first : -1])]) for row in rows])
 
 
 def _encode(vocabulary: Vocabulary, texts: list[Text], length: int | None = None) -> list[_Row]:

@@ -5,6 +5,7 @@ the tokens of the continuation are scored there. likelihoods.py computes how lik
 Source of BLiMP: Warstadt et al. 2020, arXiv 1912.00582.
 """
 
+import collections
 import json
 import math
 import pathlib
@@ -24,6 +25,7 @@ FORMS = (  # the fields of a line of a file
     ("Context1", "Target1", "Target2"),
     ("prefix_acceptable", "prefix_unacceptable", "property_phrase"),
 )
+NAMES = ("UID", "linguistics_term", "Domain")  # fields that a line may lack
 
 
 class Pair(typing.NamedTuple):
@@ -72,20 +74,30 @@ def read(pattern: str, most: int | None = None) -> list[Pair]:
             `sentence_good` and `sentence_bad`, and may have `UID` (its paradigm) and
             `linguistics_term` (its phenomenon). Or it has the fields of EWoK (`Context1`,
             `Target1`, `Target2`, `Domain`), or of COMPS (`prefix_acceptable`,
-            `prefix_unacceptable`, `property_phrase`). A paradigm is by default named as its file.
+            `prefix_unacceptable`, `property_phrase`). A paradigm is by default named as its file,
+            and with the folder before it if another file has the same name.
         most: Number of pairs of each paradigm, spread evenly over them. None: all.
 
     Raises:
         ConfigError: No file matches, or a file is damaged or has another form.
     """
-    pairs = [pair for file in readers.list_files(pattern) for pair in _read_file(file.path)]
+    paths = [
+        pathlib.Path(readers.without_packing(file.path)) for file in readers.list_files(pattern)
+    ]
+    repeated = collections.Counter(path.stem for path in paths)
+    names = [
+        path.stem if repeated[path.stem] == 1 else f"{path.parent.name}/{path.stem}"
+        for path in paths
+    ]
+    files = zip(readers.list_files(pattern), names, strict=True)
+    pairs = [pair for file, name in files for pair in _read_file(file.path, name)]
     if not pairs:
         raise config.ConfigError(f"--pairs={pattern}: no pairs there. Name files of JSON lines")
     if most is None:
         return pairs
-    numbers: dict[str, list[int]] = {}
+    numbers: dict[tuple[str, str], list[int]] = {}
     for number, pair in enumerate(pairs):
-        numbers.setdefault(pair.paradigm, []).append(number)
+        numbers.setdefault((pair.phenomenon, pair.paradigm), []).append(number)
     chosen = [
         of_paradigm[index * len(of_paradigm) // min(most, len(of_paradigm))]
         for of_paradigm in numbers.values()
@@ -94,8 +106,8 @@ def read(pattern: str, most: int | None = None) -> list[Pair]:
     return [pairs[number] for number in sorted(chosen)]
 
 
-def _read_file(path: str) -> typing.Iterator[Pair]:
-    name = pathlib.Path(readers.without_packing(path)).stem
+def _read_file(path: str, name: str) -> typing.Iterator[Pair]:
+    """Yields the pairs of a file. `name` is that of its paradigm by default."""
     for number, (offset, line) in enumerate(readers.lines(path), start=1):
         if not line.strip():
             continue
@@ -108,15 +120,23 @@ def _read_file(path: str) -> typing.Iterator[Pair]:
         if fields is None:
             forms = ", or ".join(" and ".join(form) for form in FORMS)
             raise config.ConfigError(f"{path}:{number}: no JSON object with {forms}")
-        values = [record[field] for field in fields]
-        for value in values:
-            if not isinstance(value, str):
-                raise config.ConfigError(f"{path}:{number}: {value!r:.60} is no text. Quote it")
-        yield _make_pair(fields, values, record, name)
+        # JSON can hold a lone surrogate, which no tokenizer takes.
+        texts = {
+            field: value.encode("utf-8", "replace").decode("utf-8")
+            for field, value in record.items()
+            if isinstance(value, str)
+        }
+        for field in (*fields, *NAMES):
+            value = record.get(field)
+            if (field in fields or value is not None) and not texts.get(field, "").strip():
+                raise config.ConfigError(f"{path}:{number}: {field} is {value!r:.60}, no text")
+        yield _make_pair(fields, [texts[field] for field in fields], texts, name)
 
 
-def _make_pair(fields: tuple[str, ...], values: list[str], record: dict, name: str) -> Pair:
-    """Returns the pair of one line. `name` is that of the file."""
+def _make_pair(
+    fields: tuple[str, ...], values: list[str], record: dict[str, str], name: str
+) -> Pair:
+    """Returns the pair of one line. `name` is that of its paradigm by default."""
     if fields == FORMS[0]:
         paradigm = record.get("UID", name)
         return Pair(*values, paradigm, record.get("linguistics_term", paradigm))
@@ -286,6 +306,7 @@ def as_json(pairs: list[Pair], scores: dict[str, Score]) -> list[dict]:
 
 def _summary(paradigms: list[Paradigm]) -> dict:
     mean, half = mean_accuracy(paradigms)
+    named = collections.Counter(paradigm.name for paradigm in paradigms)
     return {
         "accuracy": mean,
         "half": half,
@@ -293,7 +314,10 @@ def _summary(paradigms: list[Paradigm]) -> dict:
             phenomenon: mean_accuracy(group).mean
             for phenomenon, group in _by_phenomenon(paradigms).items()
         },
-        "paradigms": {paradigm.name: paradigm.accuracy for paradigm in paradigms},
+        "paradigms": {
+            each.name if named[each.name] == 1 else f"{each.phenomenon}/{each.name}": each.accuracy
+            for each in paradigms
+        },
     }
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from maelm_jax import config, tables
 from maelm_jax.encoders import families, inference, recipes
 from maelm_jax.encoders.opened import OpenedModel
-from maelm_jax.finetuning import glue, metrics, sentence
+from maelm_jax.finetuning import glue, labelled_data, metrics, sentence
 from maelm_jax.finetuning.task import InputFormat
 from maelm_jax.model import maelm
 from maelm_jax.model.kernels import backends
@@ -52,9 +52,10 @@ def read(folder: str) -> Data:
     if spec is None:
         names = ", ".join(spec.folder for spec in specs.values())
         raise config.ConfigError(f"--probe={folder}: name a folder of GLUE, one of {names}")
-    settings = config.Finetune(tasks=spec.name, data_dir=str(path.parent))
-    train, _ = glue.find_files(spec, settings)
-    task = sentence.SentenceTask(spec.name, settings)
+    train = labelled_data.find_file(folder, "train.tsv") if path.is_dir() else None
+    if train is None:
+        raise config.ConfigError(f"--probe={folder}: there is no file train.tsv")
+    task = sentence.SentenceTask(spec.name, config.Finetune(tasks=spec.name))
     examples = glue.read_table(spec, train, True, task.notes, spec.skips_broken)[:EXAMPLES]
     counts = np.bincount([example.label for example in examples], minlength=len(spec.kind.names))
     if counts.min() < FOLDS:
@@ -66,6 +67,7 @@ def read(folder: str) -> Data:
 
 def score(encoder: OpenedModel, data: Data) -> Probe:
     """Scores every layer of an encoder on a task."""
+    import sklearn.metrics
     from sklearn import linear_model, model_selection, pipeline, preprocessing
 
     pair = families.choose_pair_format(encoder.model.encoder)
@@ -75,14 +77,16 @@ def score(encoder: OpenedModel, data: Data) -> Probe:
     labels, metric = features.targets, data.task.main_metric
     folds = model_selection.StratifiedKFold(FOLDS, shuffle=True, random_state=0)
     measure = metrics.METRICS[metric]
-    scores = np.zeros((len(states), FOLDS))
-    for layer, of_layer in enumerate(states):
-        for fold, (train, test) in enumerate(folds.split(of_layer, labels)):
-            classifier = pipeline.make_pipeline(
-                preprocessing.StandardScaler(), linear_model.LogisticRegression(max_iter=5000)
-            )
-            classifier.fit(of_layer[train], labels[train])
-            scores[layer, fold] = measure(labels[test], classifier.predict(of_layer[test]))
+    classifier = pipeline.make_pipeline(
+        preprocessing.StandardScaler(), linear_model.LogisticRegression(max_iter=5000)
+    )
+    scoring = sklearn.metrics.make_scorer(measure)
+    scores = np.array(
+        [
+            model_selection.cross_val_score(classifier, x, labels, cv=folds, scoring=scoring)
+            for x in states
+        ]
+    )
     most_frequent = np.full_like(labels, np.bincount(labels).argmax())
     majority = float(measure(labels, most_frequent))
     return Probe(data.task.spec.folder, metric, len(labels), majority, scores)

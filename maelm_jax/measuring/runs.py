@@ -99,7 +99,8 @@ def _measured(
 def _name(path: str, training: config.Experiment | None) -> str:
     """Returns the folder's name, or "tiny on rte" for a run that was fine-tuned from runs/tiny."""
     if training and training.finetune and training.finetune.init_from:
-        source = training.finetune.init_from.rstrip("/").rpartition("/")[2]
+        source = training.finetune.init_from.removeprefix(config.RANDOM)
+        source = source.rstrip("/").rpartition("/")[2]
         fresh = "random-" if training.finetune.init_from.startswith(config.RANDOM) else ""
         return f"{fresh}{source} on {training.finetune.tasks}"
     return os.path.basename(os.path.abspath(path))
@@ -115,9 +116,13 @@ def rename(runs: list[MeasuredRun], names: list[str]) -> list[MeasuredRun]:
 
 
 def _with_unique_names(runs: list[MeasuredRun]) -> list[MeasuredRun]:
-    """Names runs with equal names by their paths."""
-    counts = collections.Counter(run.name for run in runs)
-    return [run if counts[run.name] == 1 else run._replace(name=run.path) for run in runs]
+    """Names runs with equal names by their paths, and those with equal paths by their steps."""
+    for name_apart in (lambda run: run.path, lambda run: f"{run.path}@{run.step}"):
+        counts = collections.Counter(run.name for run in runs)
+        runs = [
+            run if counts[run.name] == 1 else run._replace(name=name_apart(run)) for run in runs
+        ]
+    return runs
 
 
 def read_heldout_rows(run: MeasuredRun, tokens: int) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import collections.abc
 import dataclasses
-import itertools
 import logging
 import math
 import typing
@@ -283,20 +282,29 @@ def half_interval(losses: np.ndarray, counts: np.ndarray, mean: float) -> float 
     return float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, number - 1) * error)
 
 
-def paired_differences(measured: list[Measurement]) -> list[str]:
-    """Returns a line for each pair of models that were measured on the same masked tokens.
+class Difference(typing.NamedTuple):
+    """The loss of one model minus that of another one, on the same masked tokens.
 
-    The interval is that of the difference. It is narrower than those of the two losses say, because
-    a hard batch is hard for both.
+    The interval is narrower than those of the two losses say, because a hard batch is hard for
+    both.
     """
-    lines = []
-    for one, other in itertools.combinations(measured, 2):
-        losses = one.losses - other.losses
-        mean = losses.sum() / one.counts.sum()
-        half = half_interval(losses, one.counts, mean)
-        interval = (
-            "" if half is None else f" (95% interval {mean - half:+.3f} to {mean + half:+.3f})"
-        )
-        names = " - ".join(name_model(model.score.path, model.score.step) for model in (one, other))
-        lines.append(f"{names}: {mean:+.3f} nats{interval}")
-    return lines
+
+    one: str
+    other: str
+    mean: float  # nats
+    half: float | None  # half of the 95% interval; None with one batch
+
+    def __str__(self):
+        interval = ""
+        if self.half is not None:
+            low, high = self.mean - self.half, self.mean + self.half
+            interval = f" (95% interval {low:+.3f} to {high:+.3f})"
+        return f"{self.one} - {self.other}: {self.mean:+.3f} nats{interval}"
+
+
+def paired_difference(one: Measurement, other: Measurement) -> Difference:
+    """Returns the difference of two models that were measured on the same masked tokens."""
+    losses = one.losses - other.losses
+    mean = float(losses.sum() / one.counts.sum())
+    names = [name_model(model.score.path, model.score.step) for model in (one, other)]
+    return Difference(*names, mean, half_interval(losses, one.counts, mean))

@@ -44,11 +44,25 @@ def test_a_common_mean_counts_unless_centred():
 def test_equal_states_have_no_variance():
     """As the [MASK] states of layer 0 without position embeddings. Rounding is no variance."""
     states = np.tile(np.random.default_rng(0).normal(0, 0.02, 128), (25_000, 1))
-    found = moments.of_states(jnp.asarray(states, jnp.float32)[None, None], jnp.ones((1, len(states)), bool))
-    found = moments.Moments(*(np.asarray(part, np.float64) for part in found))
+    found = moments.of_states(jnp.asarray(states, jnp.float32)[None, None], jnp.ones((1, len(states)), bool)).moments()
     described = ranks.describe([{"plain": found, "real": found, "mask": found}], 0, 0.9)
     assert described["mask"]["rank"] == 1 and described["mask"]["centred_rank"] == 0
     assert described["mask_alone"]["variance_outside"] == 0
+
+
+def test_a_large_common_mean_changes_no_centred_rank():
+    """As of RoBERTa. The product of the states in float32 holds little of what varies."""
+    sizes = np.geomspace(1, 1e-2, WIDTH)
+    states = np.random.default_rng(0).normal(size=(8192, WIDTH)) * sizes
+    found = []
+    for mean in (0.0, 30.0):
+        of_device = moments.of_states(jnp.asarray(states + mean, jnp.float32)[None, None], jnp.ones((1, len(states)), bool))
+        second = [of_device.moments().second(0, centred=centred) for centred in (False, True)]
+        largest = ranks.spectrum(second[0])[0]
+        found.append(ranks.spectrum(second[1], largest))
+        assert largest > 100 * found[-1][0] or not mean
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-3)
+    assert ranks.effective_rank(found[1], 0.999) == ranks.effective_rank(found[0], 0.999)
 
 
 def test_what_lies_outside_a_span():

@@ -207,12 +207,39 @@ def test_the_floor_and_every_pair_are_beside_the_models(workdirs, uninterrupted,
         evaluate.main([f"--models={run}", "--floor"])
 
 
-@pytest.mark.parametrize("content", ['{"sentence_good": "A."}', '{"sentence_good": "A.", "sentence_bad": 2}', "[1]", "{", "\x00"])
+OF_WRONG_TYPES = [
+    '{"sentence_good": "A.", "sentence_bad": "B.", "UID": 1}',
+    '{"sentence_good": "A.", "sentence_bad": "B.", "linguistics_term": ["a"]}',
+    '{"sentence_good": "A.", "sentence_bad": " "}',
+]
+
+
+@pytest.mark.parametrize("content", [*OF_WRONG_TYPES, '{"sentence_good": "A."}', '{"sentence_good": "A.", "sentence_bad": 2}', "[1]", "{", "\x00"])
 def test_a_line_of_another_form_is_named(content, tmp_path):
     path = write_pairs(tmp_path / "pairs.jsonl", [SENTENCES[:2]])
     path.write_text(path.read_text() + content + "\n")
     with pytest.raises(config.ConfigError, match=r"pairs\.jsonl:2"):
         pairs.read(str(path))
+
+
+def test_paradigms_of_one_name_are_told_apart(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write_pairs(tmp_path / folder / "test.jsonl", [SENTENCES[:2]] * 3, UID=None)
+    write_pairs(tmp_path / "other.jsonl", [("\ud83d A.", "B.")])
+    found = pairs.read(str(tmp_path / "**" / "*.jsonl"))
+    assert [pair.paradigm for pair in found] == ["a/test"] * 3 + ["b/test"] * 3 + ["other"] and found[-1].good == "? A."
+    same = [pair._replace(paradigm="x", phenomenon=term) for term, pair in zip("AB", found, strict=False)]
+    values = np.array([[0.0, -1.0], [-1.0, 0.0]])
+    (scored,) = pairs.as_json(same, {"model": pairs.Score(values, None)})
+    assert scored["paradigms"] == {"A/x": 1.0, "B/x": 0.0}
+
+
+def test_the_same_tokens_in_another_order_are_a_tie(vocabulary):
+    nll = np.random.default_rng(0).uniform(0.1, 15.0, vocabulary.size)
+    words = "the value of an object is the number that the list of it returns".split()
+    texts = [likelihoods.Text(" ".join(np.random.default_rng(seed).permutation(words))) for seed in range(50)]
+    assert len(set(likelihoods.measure_unigram(vocabulary, nll, texts))) == 1
 
 
 def test_what_cannot_be_scored_is_refused(workdirs, tmp_path):
@@ -222,6 +249,8 @@ def test_what_cannot_be_scored_is_refused(workdirs, tmp_path):
         (workdirs["mpnet"], [f"--pairs={long}"], "tokens"),
         (workdirs["mpnet"], [f"--pairs={tmp_path}/nothing*"], "nothing"),
         (workdirs["mpnet"], [f"--pairs={short}", "--rate=0.2"], "--rate"),
+        (workdirs["mpnet"], [f"--pairs={short}", "--temperature=0"], "--temperature=0"),
+        (workdirs["mpnet"], [f"--pairs={short}", "--temperature=nan"], "--temperature=nan"),
         (tmp_path, [f"--pairs={short}"], str(tmp_path)),
         (workdirs["mpnet"], [f"--pairs={short}", f"--output={tmp_path}"], str(tmp_path)),
     ):

@@ -43,14 +43,14 @@ def test_what_the_words_say_is_read_from_every_layer(uninterrupted, task, tmp_pa
     assert "majority" in capsys.readouterr().out
 
 
-def test_a_note_on_the_examples_is_printed_once(uninterrupted, tmp_path, capsys):
+def test_a_note_on_the_examples_names_its_model(uninterrupted, tmp_path, capsys):
     (tmp_path / "SST-2").mkdir()
     rows = [f"{'The value is an object. ' * 30}\t{number % 2}" for number in range(20)]
     (tmp_path / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "\n".join(rows) + "\n")
-    (tmp_path / "SST-2" / "dev.tsv").write_text("sentence\tlabel\n" + rows[0] + "\n")
     other = shutil.copytree(uninterrupted, tmp_path / "other")
     assert evaluate.main([f"--models={uninterrupted},{other}", f"--probe={tmp_path / 'SST-2'}"]) == 0
-    assert capsys.readouterr().out.count("20 of 20") == 1
+    said = capsys.readouterr().out
+    assert all(said.count(f"{path}, step 60, SST-2: training: 20 of 20") == 1 for path in (uninterrupted, other))
 
 
 def test_a_folder_without_classes_is_refused(uninterrupted, task, tmp_path):
