@@ -86,5 +86,10 @@ DISTILBERT = family.Family(
     dropout={"hidden": "dropout", "attention": "attention_dropout"},
     fixed=FIXED | {"token_types": 0, "layer_norm_eps": 1e-12, "hidden_act": "gelu"},
     defaults={"pad_token_id": 0},
+    aliases={
+        "num_hidden_layers": "n_layers",
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+    },
     supported={"activation": "gelu", "tie_word_embeddings": True},
 )

@@ -209,13 +209,16 @@ def render(
     """
     own, vocabulary = encoder.model.encoder, encoder.vocabulary
     has_decoder, buckets = decoder_file.is_in(encoder), own.relative_buckets
-    beside = decoder_file.count(encoder)
     rows = {
         "architecture": f"{written.architecture}: {own.layers} layers of width {own.width}, "
         f"{own.heads} heads, feed-forward {own.feed_forward}, {own.positions} positions"
         + (f", relative buckets {buckets}" if buckets != "none" else ""),
         "parameters": f"{written.parameters:,} in this folder"
-        + (f", {beside:,} of them of the decoder and the head" if beside else ""),
+        + (
+            f", {decoder_file.count(encoder):,} of them of the decoder and the head"
+            if has_decoder
+            else ""
+        ),
         "longest input": f"{encoder.length} tokens",
     }
     if encoder.experiment is None:

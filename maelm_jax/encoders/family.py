@@ -81,9 +81,10 @@ class TokenizerOption(typing.NamedTuple):
     """
 
     name: str
-    default: bool | str | None  # of the tokenizer's class, for a file without the entry
+    default: bool | int | str | None  # of the tokenizer's class, for a file without the entry
     part: str
     option: str
+    is_always_stated: bool = True  # if not, tokenizer.json without it means the default
 
 
 WORDPIECE_OPTIONS = (
@@ -92,6 +93,9 @@ WORDPIECE_OPTIONS = (
     TokenizerOption("tokenize_chinese_chars", True, "normalizer", "handle_chinese_chars"),
     TokenizerOption("clean_text", True, "normalizer", "clean_text"),
     TokenizerOption("pre_tokenizer", "BertPreTokenizer", "pre_tokenizer", "type"),
+    TokenizerOption("unk_token", "[UNK]", "model", "unk_token"),
+    TokenizerOption("continuing_subword_prefix", "##", "model", "continuing_subword_prefix"),
+    TokenizerOption("max_input_chars_per_word", 100, "model", "max_input_chars_per_word", False),
 )
 
 
@@ -241,7 +245,10 @@ class Family:
         defaults: The stock class's values of entries that an old config.json leaves out.
         supported: {entry of config.json: the only value with which the stock class computes the
             encoder here}. It is the default of the stock class, too.
+        aliases: {other spelling of an entry of config.json, which wins: the entry}.
         tokenizer_options: Entries in which its two tokenizer files must agree.
+        has_metaspace: Whether its tokenizer's class splits a text as SentencePiece does, whatever
+            tokenizer.json states.
         has_tokenizer_class: Whether transformers has a tokenizer class for it, which adds `<s>` and
             `</s>` if tokenizer.json has no post_processor. If not, tokenizer.json alone counts.
         skips_positions: Whether positions start after the id of padding. Rows before are unused.
@@ -268,7 +275,9 @@ class Family:
     equal: dict[str, str] = dataclasses.field(default_factory=dict)
     defaults: dict[str, typing.Any] = dataclasses.field(default_factory=lambda: BERT_DEFAULTS)
     supported: dict[str, typing.Any] = dataclasses.field(default_factory=lambda: BERT_SUPPORTED)
+    aliases: dict[str, str] = dataclasses.field(default_factory=dict)
     tokenizer_options: tuple[TokenizerOption, ...] = WORDPIECE_OPTIONS
+    has_metaspace: bool = False
     has_tokenizer_class: bool = True
     skips_positions: bool = False
 
@@ -299,11 +308,14 @@ class Family:
 
     def find_unsupported(self, content: dict[str, typing.Any]) -> list[str]:
         """Returns the entries of a config.json with which the encoder is not computed here."""
-        entries = self.defaults | self.supported | content
+        entries = {"is_causal": False} | self.defaults | self.supported | content
         if is_headless((content.get("architectures") or [""])[0]):
             entries["tie_word_embeddings"] = True
         supported = self.supported | {name: entries[other] for name, other in self.equal.items()}
-        supported |= {"quantization_config": None}
+        supported |= {"quantization_config": None, "is_causal": False}
+        supported |= {
+            alias: content.get(name) for alias, name in self.aliases.items() if alias in content
+        }
         return [
             f"{name} {entries[name]!r} (only {value!r})"
             for name, value in supported.items()

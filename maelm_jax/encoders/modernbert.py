@@ -28,6 +28,13 @@ class ModernBert(family.Family):
         if types != _types(layers, _period(types)):
             order = f"{GLOBAL!r} at layers 0, n, 2n, ... of {layers}, and {LOCAL!r} at the others"
             unsupported.append(f"layer_types {types!r} (only {order})")
+        if LOCAL in types:
+            window = entries.get("local_attention", WINDOW)
+            if window < 1:
+                unsupported.append(f"local_attention {window} (only above 0)")
+            # transformers takes it for half of the window, and drops local_attention.
+            if 2 * entries.get("sliding_window", window / 2) != window:
+                unsupported.append(f"sliding_window (only half of local_attention {window})")
         if entries.get("rope_scaling") is not None:
             unsupported.append(f"rope_scaling {entries['rope_scaling']!r} (only None)")
         kinds = (GLOBAL, LOCAL)

@@ -351,6 +351,7 @@ class OpenedModel:
         prompt_length = 0
         if chosen.prompt and not chosen.pools_prompt:
             prompt_length = 1 + len(self.vocabulary.encode(*chosen.prepare([""])))
+            prompt_length = min(prompt_length, chosen.length - 1)  # the end is left in any case
         is_short = len(rows) <= 1000
         with progress.Bar(total=len(rows), unit="text", desc="embedding", disable=is_short) as bar:
             for batch in inference.pack_texts(rows, self.vocabulary.pad):

@@ -21,14 +21,17 @@ ROBERTA = family.Family(
     tokenizer_options=(
         family.TokenizerOption("add_prefix_space", False, "pre_tokenizer", "add_prefix_space"),
         family.TokenizerOption("normalizer", None, "normalizer", "type"),
+        family.TokenizerOption("use_regex", True, "pre_tokenizer", "use_regex", False),
+        family.TokenizerOption("ignore_merges", False, "model", "ignore_merges", False),
     ),
     skips_positions=True,
 )
 
-# SentencePiece's tokenizers always put a space before a text.
 XLM_ROBERTA = dataclasses.replace(
-    ROBERTA, model_type="xlm-roberta", class_name="XLMRoberta", tokenizer_options=()
+    ROBERTA,
+    model_type="xlm-roberta",
+    class_name="XLMRoberta",
+    tokenizer_options=(),
+    has_metaspace=True,
 )
-CAMEMBERT = dataclasses.replace(
-    ROBERTA, model_type="camembert", class_name="Camembert", tokenizer_options=()
-)
+CAMEMBERT = dataclasses.replace(XLM_ROBERTA, model_type="camembert", class_name="Camembert")

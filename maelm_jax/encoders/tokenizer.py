@@ -368,14 +368,18 @@ def check_options(family: Family, folder: pathlib.Path):
         return
     stated, stored = read_settings(folder), storage.read_json(tokenizer)
     with storage.reading(tokenizer):
-        added = {token["content"] for token in stored.get("added_tokens") or []}
+        tokens = stored.get("added_tokens") or []
+        added = {token["content"] for token in tokens}
+        read_as_text = {token["content"] for token in tokens if token.get("special")}
+        read_as_text -= vocabularies.SPECIAL
         pieces = stored["model"]["vocab"]
         pieces = set(pieces if isinstance(pieces, dict) else [piece for piece, _ in pieces])
         side = dict(stored.get("truncation") or {}).get("direction", "right").lower()
     with storage.reading(folder / SETTINGS):
         side = stated.get("truncation_side", side)
         more = _stated_tokens(folder) - added - (vocabularies.SPECIAL & pieces)
-        more |= {_content(stated.get(name) or "") for name in NAMED_TOKENS} - added - pieces - {""}
+        named = {_content(stated.get(name) or "") for name in NAMED_TOKENS}
+        more |= named - added - (vocabularies.SPECIAL & pieces) - {""}
         without_ends = [name for name in ADDS_ENDS if stated.get(name, True) is not True]
     if side != "right":
         raise config.ConfigError(
@@ -389,6 +393,12 @@ def check_options(family: Family, folder: pathlib.Path):
             "maelm_jax puts a token before a text and one after it. Remove that if the weights "
             "were trained so"
         )
+    if stated.get("split_special_tokens") and read_as_text:
+        raise config.ConfigError(
+            f"{folder}: {SETTINGS} has split_special_tokens, so transformers reads "
+            f"{min(read_as_text)!r} in a text as text. Remove that if the weights were not trained "
+            "so"
+        )
     if more:
         raise config.ConfigError(
             f"{folder}: transformers adds the token {min(more)!r} to tokenizer.json, which lacks "
@@ -396,10 +406,13 @@ def check_options(family: Family, folder: pathlib.Path):
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
         )
     class_family = _find_class_family(family, folder)
-    for name, default, part, option in class_family.tokenizer_options if class_family else ():
+    for of_class in class_family.tokenizer_options if class_family else ():
+        name, default, part, option, is_always_stated = of_class
         with storage.reading(tokenizer):
             step, value = dict(stored.get(part) or {}), stated.get(name, default)
-        made_with = step.get(option, f"another {part}") if step else None
+            value = _content(value) if isinstance(value, dict) else value
+        absent = f"another {part}" if is_always_stated else default
+        made_with = step.get(option, absent) if step else None
         if made_with != value:
             raise config.ConfigError(
                 f"{folder}: tokenizer_config.json has {name} {value!r}"
@@ -414,17 +427,23 @@ def _find_class_family(family: Family, folder: pathlib.Path) -> Family | None:
     """Returns the family of the tokenizer class that transformers takes for a folder of `family`.
 
     A folder may state the class of another family, as BERTs with XLM-RoBERTa's tokenizer do. None:
-    the class reads tokenizer.json alone.
+    the class reads tokenizer.json alone. Raises ConfigError for a class that is not known here.
     """
     if not family.has_tokenizer_class:
         return None
-    with storage.reading(folder / SETTINGS):
-        stated = read_settings(folder).get("tokenizer_class")
-        stated = str(stated or _read_object(folder / "config.json").get("tokenizer_class"))
+    files = read_settings(folder), _read_object(folder / "config.json")
+    stated = str(next(filter(None, (file.get("tokenizer_class") for file in files)), ""))
     if stated.startswith(_GENERIC):
         return None
     by_class = {f"{each.class_name}Tokenizer": each for each in families.FAMILIES.values()}
-    return by_class.get(stated.removesuffix("Fast"), family)
+    by_class[""] = family
+    if stated.removesuffix("Fast") not in by_class:
+        raise config.ConfigError(
+            f"{folder}: its tokenizer_class {stated} is none of {', '.join(filter(None, by_class))}"
+            f" or {_GENERIC[0]}Fast, so transformers may read other tokens than maelm_jax. "
+            f"If tokenizer.json is right, write {_GENERIC[0]}Fast into {SETTINGS}"
+        )
+    return by_class[stated.removesuffix("Fast")]
 
 
 def _stated_tokens(folder: pathlib.Path) -> set[str]:
@@ -455,11 +474,15 @@ def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Voc
     if not (folder / "tokenizer.json").is_file():
         return
     own, stated = storage.read_json(folder / "tokenizer.json"), read_settings(folder)
-    is_generic = _find_class_family(family, folder) is None
+    class_family = _find_class_family(family, folder)
+    is_generic = class_family is None
     class_adds_ends = not own.get("post_processor") and not is_generic
     own["truncation"] = own["padding"] = None
     with storage.reading(folder / "tokenizer.json", errors=Exception):  # of tokenizers, as such
         stock = tokenizers.Tokenizer.from_str(json.dumps(own))
+        anew = stock
+        if class_family and class_family.has_metaspace:
+            anew = tokenizers.Tokenizer.from_str(json.dumps(own | _metaspace_parts(own, stated)))
     bos, eos = vocabulary.bos, vocabulary.eos
     for name, index in {"cls_token": bos, "sep_token": eos}.items():
         with storage.reading(folder / SETTINGS):
@@ -477,6 +500,13 @@ def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Voc
                 f"{folder}: tokenizer.json gives other ids than {vocabulary.FILE} to {text!r:.40}. "
                 "Remove the file that the weights were not trained with"
             )
+        if anew.encode(text, add_special_tokens=False).ids != ids:
+            raise config.ConfigError(
+                f"{folder}: transformers makes the normalizer and the pre_tokenizer of "
+                f"{class_family.class_name}Tokenizer anew, which gives other ids than "
+                f"tokenizer.json to {text!r:.40}. If tokenizer.json is right, write the "
+                f"tokenizer_class {_GENERIC[0]}Fast into {SETTINGS}"
+            )
         theirs = stock.encode(text)
         if not class_adds_ends and theirs.ids != [bos, *ids, eos]:
             names = {"cls": [vocabulary.pieces[bos], bos], "sep": [vocabulary.pieces[eos], eos]}
@@ -486,6 +516,25 @@ def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Voc
                 "weights were trained so, set the post_processor of tokenizer.json to "
                 f"{json.dumps({'type': 'BertProcessing', **names})}"
             )
+
+
+def _metaspace_parts(own: dict[str, typing.Any], stated: dict[str, typing.Any]) -> dict:
+    """Returns the parts of tokenizer.json that classes with `Family.has_metaspace` make anew."""
+    normalizer = own.get("normalizer") or {}
+    steps = [normalizer, *normalizer.get("normalizers", ())]
+    metaspace = {
+        "type": "Metaspace",
+        "replacement": "▁",
+        "prepend_scheme": "always" if stated.get("add_prefix_space", True) else "never",
+        "split": True,
+    }
+    splits = [{"type": "WhitespaceSplit"}, metaspace]
+    pieces, unknown = own["model"]["vocab"], _content(stated.get("unk_token") or "<unk>")
+    return {
+        "model": own["model"] | {"unk_id": [piece for piece, _ in pieces].index(unknown)},
+        "normalizer": next((step for step in steps if step.get("type") == "Precompiled"), None),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
+    }
 
 
 def choose_vocabulary(family: Family, folder: pathlib.Path, pad: int | None) -> str:
@@ -520,7 +569,9 @@ def read_longest_input(folder: pathlib.Path, positions: int) -> int:
         ConfigError: The file is damaged, or states less than `<s>` and `</s>` take.
     """
     with storage.reading(folder / SETTINGS):
-        length = int(min(read_settings(folder).get("model_max_length") or positions, positions))
+        stated = read_settings(folder)
+        length = stated.get("model_max_length", stated.get("max_len"))  # the older spelling
+        length = int(min(length or positions, positions))
         if length < 2:
             raise ValueError(f"model_max_length {length}")
         return length

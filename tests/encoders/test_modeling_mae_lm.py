@@ -243,6 +243,8 @@ def test_new_tokens_of_a_tokenizer_are_predicted_too(vocabulary, tmp_path):
         larger = model(input_ids=ids).logits
         assert larger.shape[-1] == count + 8 and torch.equal(model.head.bias[count:], torch.zeros(8))
         torch.testing.assert_close(larger[..., :count], before)
+        model.save_pretrained(tmp_path / "larger")
+        torch.testing.assert_close(load(tmp_path / "larger")(input_ids=ids).logits, larger)
 
 
 def test_a_stock_class_that_saves_the_encoder_leaves_an_encoder(copy_export, tmp_path):

@@ -295,6 +295,8 @@ SAID = {
     "[E2]": ("added_tokens.json", lambda content: content.update({"[E2]": 999})),
     "[E3]": ("special_tokens_map.json", lambda content: content.update(additional_special_tokens=["[E3]"])),
     "[SEP2]": ("tokenizer_config.json", lambda content: content.update(sep_token="[SEP2]")),
+    "'e'": ("tokenizer_config.json", lambda content: content.update(pad_token="e")),
+    "is_causal": ("config.json", lambda content: content.update(is_causal=True)),
     "left": ("tokenizer.json", lambda content: content.update(truncation=LEFT)),
     "dropout": ("tokenizer.json", lambda content: content["model"].update(dropout=0.01)),
     "adapter": ("adapter_config.json", lambda content: content.update(peft_type="LORA")),

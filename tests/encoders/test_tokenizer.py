@@ -13,7 +13,7 @@ import pytest
 import sentencepiece
 import tokenizers as library
 from testing import ROOT, SHARED, call, english, stock_config
-from tokenizers import models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from maelm_jax import config, export
 from maelm_jax.data import vocabularies, vocabulary_training
@@ -243,6 +243,71 @@ def test_a_step_that_the_tokenizer_class_replaces_is_refused(tmp_path, part, ste
     tokenizer.check_options(BERT, tmp_path)
 
 
+GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "[CLS]", "eos_token": {"content": "[SEP]"}}
+
+
+@pytest.mark.parametrize(
+    "option,value", [("continuing_subword_prefix", "@@"), ("max_input_chars_per_word", 200), ("unk_token", "a"), ("max_input_chars_per_word", None)]
+)
+def test_a_model_that_the_tokenizer_class_replaces_is_refused(tmp_path, option, value):
+    """A file without max_input_chars_per_word means 100, as the class does."""
+    make_wordpiece(WORDS, WORDS[:5]).save(str(tmp_path / "tokenizer.json"))
+    file = json.loads((tmp_path / "tokenizer.json").read_text())
+    file["model"].pop(option)
+    if value is None:
+        (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+        tokenizer.check_options(BERT, tmp_path)
+        return
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file | {"model": file["model"] | {option: value}}))
+    with pytest.raises(config.ConfigError, match=option):
+        tokenizer.check_options(BERT, tmp_path)
+
+
+def test_special_tokens_that_are_split_in_a_text_are_refused(tmp_path):
+    """Unless they are those that maelm_jax reads as text too."""
+    (tmp_path / "tokenizer_config.json").write_text('{"split_special_tokens": true}')
+    make_wordpiece(WORDS, WORDS[:5]).save(str(tmp_path / "tokenizer.json"))
+    tokenizer.check_options(BERT, tmp_path)
+    make_wordpiece(WORDS, [*WORDS[:5], "text"]).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(config.ConfigError, match="split_special_tokens.*'text'"):
+        tokenizer.check_options(BERT, tmp_path)
+
+
+def lower_case(file: dict):
+    file["normalizer"] = {"type": "Lowercase"}
+
+
+def split_digits(file: dict):
+    file["pre_tokenizer"]["pretokenizers"].append({"type": "Digits", "individual_digits": True})
+
+
+def name_another_unknown(file: dict):
+    file["model"]["unk_id"] = 10
+
+
+@pytest.mark.parametrize("stated", [{}, {"add_prefix_space": False}, GENERIC], ids=["class", "no space", "generic"])
+@pytest.mark.parametrize("change", [None, lower_case, split_digits, name_another_unknown])
+def test_a_class_that_splits_as_sentencepiece_does_so_whatever_the_file_states(tmp_path, change, stated):
+    characters = dict.fromkeys(character for text in tokenizer.HARD_TEXTS for character in text.replace("▁", ""))
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "▁", "<mask>", *list(characters)[:40], "10", "99", "▁a"]
+    made = Tokenizer(models.Unigram([(piece, -float(number > 3) - number / 100) for number, piece in enumerate(pieces)], 3))
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    made.add_special_tokens([AddedToken(name, special=True) for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")])
+    made.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 2)])
+    file = json.loads(made.to_str())
+    if change:
+        change(file)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    names = {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(stated | names))
+    vocabulary = vocabularies.load(tmp_path)
+    if stated is GENERIC or not (change or stated):
+        tokenizer.check_ids(XLM_ROBERTA, tmp_path, vocabulary)
+        return
+    with pytest.raises(config.ConfigError, match="XLMRobertaTokenizer anew"):
+        tokenizer.check_ids(XLM_ROBERTA, tmp_path, vocabulary)
+
+
 @pytest.mark.parametrize(
     ("family", "file", "name", "lowercase", "option"),
     [
@@ -250,7 +315,8 @@ def test_a_step_that_the_tokenizer_class_replaces_is_refused(tmp_path, part, ste
         (XLM_ROBERTA, "config.json", "BertTokenizerFast", False, "do_lower_case"),
         (XLM_ROBERTA, "config.json", "XLMRobertaTokenizer", False, None),
         (BERT, "tokenizer_config.json", "XLMRobertaTokenizerFast", False, None),
-        (BERT, "tokenizer_config.json", "a_class_of_somebody", False, "do_lower_case"),
+        (BERT, "tokenizer_config.json", "", False, "do_lower_case"),
+        (BERT, "tokenizer_config.json", "T5Tokenizer", True, "tokenizer_class T5Tokenizer"),
         (ROBERTA, "tokenizer_config.json", "BertTokenizer", True, None),
         (MODERNBERT, "tokenizer_config.json", "BertTokenizer", False, None),
     ],
@@ -275,9 +341,6 @@ def write_words(folder, template: str | None, stated: dict, special=WORDS[:5]) -
     made.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(stated))
     return vocabularies.load(folder)
-
-
-GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "[CLS]", "eos_token": {"content": "[SEP]"}}
 
 
 @pytest.mark.parametrize(
