@@ -123,8 +123,8 @@ def load(
         )
     if "Corpus.sources" in given and experiment.corpus.text_files:
         raise ConfigError(
-            f"--gin.Corpus.sources has no effect beside TEXT_FILES={experiment.corpus.text_files}, "
-            "which replaces it: give --gin.TEXT_FILES=None as well"
+            f"--gin.Corpus.sources has no effect beside Corpus.text_files="
+            f"{experiment.corpus.text_files!r}: give --gin.Corpus.text_files=None as well"
         )
     return experiment
 
