@@ -176,7 +176,8 @@ def _probe(args: argparse.Namespace) -> int:
             probes[name] = probe.score(encoder, data)
             of_task += [f"{name}, {data.task.spec.folder}: {note}" for note in data.task.notes]
         print(probe.table(dict(zip(pairs.shorten(list(probes)), probes.values(), strict=True))))
-        print(*of_task, sep="\n", end="\n" * bool(of_task))
+        for note in of_task:
+            print(note)
         for name, one in probes.items():
             scores.append({"model": name, **one._asdict(), "layers": one.layers.tolist()})
         notes += of_task

@@ -12,11 +12,10 @@ REFERENCE = "0.5"  # grey of reference lines
 
 
 def pyplot():
-    """Returns matplotlib.pyplot with a backend that needs no display. A "$" is a "$" in figures."""
+    """Returns matplotlib.pyplot with a backend that needs no display."""
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["text.parse_math"] = False
     from matplotlib import pyplot
 
     return pyplot

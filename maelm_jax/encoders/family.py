@@ -314,7 +314,9 @@ class Family:
         supported = self.supported | {name: entries[other] for name, other in self.equal.items()}
         supported |= {"quantization_config": None, "is_causal": False}
         supported |= {
-            alias: content.get(name) for alias, name in self.aliases.items() if alias in content
+            alias: content.get(name, f"beside {name}")
+            for alias, name in self.aliases.items()
+            if alias in content
         }
         return [
             f"{name} {entries[name]!r} (only {value!r})"

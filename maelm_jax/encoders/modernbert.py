@@ -30,10 +30,10 @@ class ModernBert(family.Family):
             unsupported.append(f"layer_types {types!r} (only {order})")
         if LOCAL in types:
             window = entries.get("local_attention", WINDOW)
-            if window < 1:
+            if not isinstance(window, int) or window < 1:
                 unsupported.append(f"local_attention {window} (only above 0)")
             # transformers takes it for half of the window, and drops local_attention.
-            if 2 * entries.get("sliding_window", window / 2) != window:
+            elif entries.get("sliding_window") not in (None, window // 2):
                 unsupported.append(f"sliding_window (only half of local_attention {window})")
         if entries.get("rope_scaling") is not None:
             unsupported.append(f"rope_scaling {entries['rope_scaling']!r} (only None)")

@@ -78,8 +78,9 @@ class ClassReport:
             for column, count in enumerate(counts):
                 colour = "black" if shares[row][column] > 0.5 else "white"
                 axes.text(column, row, count, ha="center", va="center", color=colour, size="small")
-        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-        axes.set_yticks(range(len(names)), names)
+        # A "$" in a name begins no formula.
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right", parse_math=False)
+        axes.set_yticks(range(len(names)), names, parse_math=False)
         axes.set(xlabel="predicted", ylabel="class")
         axes.set_title(title, fontsize="medium", wrap=True)
         figure.colorbar(image, label="share of the class", shrink=0.8)

@@ -435,7 +435,11 @@ def _find_class_family(family: Family, folder: pathlib.Path) -> Family | None:
     stated = str(next(filter(None, (file.get("tokenizer_class") for file in files)), ""))
     if stated.startswith(_GENERIC):
         return None
-    by_class = {f"{each.class_name}Tokenizer": each for each in families.FAMILIES.values()}
+    by_class = {
+        f"{each.class_name}Tokenizer": each
+        for each in families.FAMILIES.values()
+        if each.has_tokenizer_class
+    }
     by_class[""] = family
     if stated.removesuffix("Fast") not in by_class:
         raise config.ConfigError(
@@ -482,7 +486,9 @@ def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Voc
         stock = tokenizers.Tokenizer.from_str(json.dumps(own))
         anew = stock
         if class_family and class_family.has_metaspace:
-            anew = tokenizers.Tokenizer.from_str(json.dumps(own | _metaspace_parts(own, stated)))
+            anew = tokenizers.Tokenizer.from_str(
+                json.dumps(own | _made_anew(own, stated, class_family))
+            )
     bos, eos = vocabulary.bos, vocabulary.eos
     for name, index in {"cls_token": bos, "sep_token": eos}.items():
         with storage.reading(folder / SETTINGS):
@@ -518,8 +524,16 @@ def check_ids(family: Family, folder: pathlib.Path, vocabulary: vocabularies.Voc
             )
 
 
-def _metaspace_parts(own: dict[str, typing.Any], stated: dict[str, typing.Any]) -> dict:
-    """Returns the parts of tokenizer.json that classes with `Family.has_metaspace` make anew."""
+def _made_anew(
+    own: dict[str, typing.Any], stated: dict[str, typing.Any], class_family: Family
+) -> dict[str, typing.Any]:
+    """Returns the parts of tokenizer.json that a class with `Family.has_metaspace` makes anew."""
+    pieces, unknown = own["model"]["vocab"], _content(stated.get("unk_token") or "<unk>")
+    if isinstance(pieces, dict):
+        raise ValueError(f"{class_family.class_name}Tokenizer has a model of the type Unigram")
+    unknown_id = 3
+    if class_family is not families.FAMILIES["xlm-roberta"]:
+        unknown_id = next((index for index, one in enumerate(pieces) if one[0] == unknown), 0)
     normalizer = own.get("normalizer") or {}
     steps = [normalizer, *normalizer.get("normalizers", ())]
     metaspace = {
@@ -529,9 +543,8 @@ def _metaspace_parts(own: dict[str, typing.Any], stated: dict[str, typing.Any]) 
         "split": True,
     }
     splits = [{"type": "WhitespaceSplit"}, metaspace]
-    pieces, unknown = own["model"]["vocab"], _content(stated.get("unk_token") or "<unk>")
     return {
-        "model": own["model"] | {"unk_id": [piece for piece, _ in pieces].index(unknown)},
+        "model": own["model"] | {"unk_id": unknown_id, "byte_fallback": False},
         "normalizer": next((step for step in steps if step.get("type") == "Precompiled"), None),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
     }

@@ -266,7 +266,7 @@ def _without_repetitions(pairs: list[tuple[str, typing.Any]]) -> dict[str, typin
 def _load_parquet() -> tuple[types.ModuleType, tuple[type[Exception], ...]]:
     """Returns pyarrow.parquet, and what it raises for a file or values that it cannot take."""
     error = readers.load_module("pyarrow").ArrowException
-    return readers.load_module("pyarrow.parquet"), (error, ValueError)
+    return readers.load_module("pyarrow.parquet"), (error, ValueError, OverflowError)
 
 
 def _read_parquet(path: str) -> list[Row]:

@@ -124,7 +124,8 @@ class Session:
         self.baseline = self.score(
             {name: task.constant_outputs(data.train, dev) for name, dev in data.dev.items()}
         )
-        self.main_metric = metric if metric in self.baseline else f"{first}_{metric}"
+        is_whole = metric in self.baseline or not first
+        self.main_metric = metric if is_whole else f"{first}_{metric}"
         require_metric(task.name, self.main_metric, self.baseline)
         self.model = model = Model(experiment.model, experiment.mesh, task, vocabulary)
         optimizer = optimizers.create(experiment.optimizer)

@@ -336,12 +336,14 @@ def read_lines(
     """Yields the lines of a file of words. Raises ConfigError as `read_sentences`."""
     lines = [(line, COLUMNS.split(line.strip(" \t"))) for line in labelled_data.read_lines(path)]
     counts = [len(cells) for line, cells in lines if cells[0] not in ("", DOCUMENT)]
-    plain = [len(cells) for line, cells in lines if cells[0][:1] not in ("", "#", "-")]
-    expected = next(iter([*plain, *counts]), None)
+    plain = [cells for line, cells in lines if cells[0][:1] not in ("", "#", "-")]
+    expected = next(iter([*map(len, plain), *counts]), None)
+    is_conll_u = expected == CONLL_U_COLUMNS and plain and plain[0][0][0].isdigit()
     is_inside = is_checked = False  # whether a word of the sentence was there, or of the file
     for number, (line, cells) in enumerate(lines, start=1):
-        is_other = expected == CONLL_U_COLUMNS or len(cells) != expected
-        if not is_inside and line.startswith("#") and (is_other or COMMENT.match(line)):
+        is_other = line.startswith("# ") and len(cells) != expected
+        is_comment = is_other or COMMENT.match(line) or (is_conll_u and line.startswith("#"))
+        if is_comment and not is_inside:
             yield Line(line, [])
             continue
         if cells[0] in ("", DOCUMENT):

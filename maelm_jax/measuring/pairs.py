@@ -8,6 +8,7 @@ Source of BLiMP: Warstadt et al. 2020, arXiv 1912.00582.
 import collections
 import json
 import math
+import os
 import pathlib
 import typing
 
@@ -75,22 +76,24 @@ def read(pattern: str, most: int | None = None) -> list[Pair]:
             `linguistics_term` (its phenomenon). Or it has the fields of EWoK (`Context1`,
             `Target1`, `Target2`, `Domain`), or of COMPS (`prefix_acceptable`,
             `prefix_unacceptable`, `property_phrase`). A paradigm is by default named as its file,
-            and with the folder before it if another file has the same name.
+            and by its path if another file has the same name.
         most: Number of pairs of each paradigm, spread evenly over them. None: all.
 
     Raises:
         ConfigError: No file matches, or a file is damaged or has another form.
     """
-    paths = [
-        pathlib.Path(readers.without_packing(file.path)) for file in readers.list_files(pattern)
-    ]
+    files = readers.list_files(pattern)
+    paths = [pathlib.Path(readers.without_packing(file.path)) for file in files]
     repeated = collections.Counter(path.stem for path in paths)
     names = [
-        path.stem if repeated[path.stem] == 1 else f"{path.parent.name}/{path.stem}"
+        path.stem if repeated[path.stem] == 1 else os.path.relpath(path, os.path.commonpath(paths))
         for path in paths
     ]
-    files = zip(readers.list_files(pattern), names, strict=True)
-    pairs = [pair for file, name in files for pair in _read_file(file.path, name)]
+    pairs = [
+        pair
+        for file, name in zip(files, names, strict=True)
+        for pair in _read_file(file.path, name)
+    ]
     if not pairs:
         raise config.ConfigError(f"--pairs={pattern}: no pairs there. Name files of JSON lines")
     if most is None:

@@ -342,6 +342,10 @@ def test_numbers_of_several_words_and_of_unwritten_words_in_conll_u_are_no_words
 def test_a_comment_has_another_number_of_columns_than_words(tmp_path):
     """In CoNLL-U it can hold anything. A word "#" is a word."""
     assert read(tmp_path, "# a note on this file\nEU B-ORG\n\n# no note\n# O\n") == [(["EU"], ["B-ORG"]), (["#"], ["O"])]
+    tags = "#tag " + "_ " * 8 + "O\nx " + "_ " * 8 + "O\n"
+    assert read(tmp_path, tags + "\n" + tags) == [(["#tag", "x"], ["O", "O"])] * 2
+    with pytest.raises(config.ConfigError, match=r"x\.txt:1"):
+        read(tmp_path, "#tag\nEU B-ORG\n")
     line = "1\tdo\t_\tAUX\t_\t_\t_\t_\t_\t_\n"
     ten = "# " + " ".join("abcdefghi") + "\n"
     assert read(tmp_path, "# free comment\n" + ten + line, word_column=1, label_column=3) == [(["do"], ["AUX"])]

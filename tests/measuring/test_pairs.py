@@ -228,7 +228,7 @@ def test_paradigms_of_one_name_are_told_apart(tmp_path):
         write_pairs(tmp_path / folder / "test.jsonl", [SENTENCES[:2]] * 3, UID=None)
     write_pairs(tmp_path / "other.jsonl", [("\ud83d A.", "B.")])
     found = pairs.read(str(tmp_path / "**" / "*.jsonl"))
-    assert [pair.paradigm for pair in found] == ["a/test"] * 3 + ["b/test"] * 3 + ["other"] and found[-1].good == "? A."
+    assert [pair.paradigm for pair in found] == ["a/test.jsonl"] * 3 + ["b/test.jsonl"] * 3 + ["other"] and found[-1].good == "? A."
     same = [pair._replace(paradigm="x", phenomenon=term) for term, pair in zip("AB", found, strict=False)]
     values = np.array([[0.0, -1.0], [-1.0, 0.0]])
     (scored,) = pairs.as_json(same, {"model": pairs.Score(values, None)})
