@@ -71,6 +71,7 @@ def main(argv: list[str]) -> int:
 
     from maelm_jax.data import packing
     from maelm_jax.measuring import scoring
+    from maelm_jax.training import run_rows
 
     models = [
         scoring.open_model(path, _steps(path, args), not args.text, args.left_to_right)
@@ -92,15 +93,16 @@ def main(argv: list[str]) -> int:
     by_model = [scoring.measure(*pair) for pair in zip(models, rows, strict=True)]
     scores = [measured.score for of_model in by_model for measured in of_model]
     print(tables.plain(HEADER, [_cells(score) for score in scores]))
-    measured = [
-        (model, x, model.experiment.run.seed, of_model[-1])
-        for model, x, of_model in zip(models, rows, by_model, strict=True)
-    ]
-    notes = _describe_differences(measured)
+
+    def describe_differences(numbers: collections.abc.Iterable[int]) -> list[str]:
+        compared = [(models[n], rows[n], models[n].experiment.run.seed) for n in numbers]
+        return run_rows.describe_differences(*map(list, zip(*compared, strict=True)))
+
+    notes = describe_differences(range(len(models)))
     differences = [
-        scoring.paired_difference(pair[0][-1], pair[1][-1])
-        for pair in itertools.combinations(measured, 2)
-        if not _describe_differences(pair)
+        scoring.paired_difference(*(by_model[n][-1] for n in pair))
+        for pair in itertools.combinations(range(len(models)), 2)
+        if not describe_differences(pair)
     ]
     for line in (*notes, *differences):
         print(line)
@@ -118,14 +120,6 @@ def main(argv: list[str]) -> int:
         }
         _write(args.output, content)
     return 0
-
-
-def _describe_differences(measured: collections.abc.Sequence[tuple]) -> list[str]:
-    """Returns what prevents a comparison of models with their rows and seeds, one line each."""
-    from maelm_jax.training import run_rows
-
-    models, rows, seeds, _ = map(list, zip(*measured, strict=True))
-    return run_rows.describe_differences(models, rows, seeds)
 
 
 def _score_pairs(args: argparse.Namespace) -> int:

@@ -72,8 +72,8 @@ class Deviations(typing.NamedTuple):
         mean, count, total, product = (np.asarray(part, np.float64) for part in self)
         # sum (x + m)(x + m)^T = sum x x^T + m (sum x + count m)^T + (sum x) m^T
         whole = total + count * mean
-        product = product + np.einsum("nd,ne->nde", mean, whole)
-        return Moments(count, whole, product + np.einsum("nd,ne->nde", total, mean))
+        added = mean[:, :, None] * whole[:, None] + total[:, :, None] * mean[:, None]
+        return Moments(count, whole, product + added)
 
 
 def of_states(states: Float[Array, "N B T D"], members: Bool[Array, "B T"]) -> Deviations:

@@ -95,7 +95,9 @@ WORDPIECE_OPTIONS = (
     TokenizerOption("pre_tokenizer", "BertPreTokenizer", "pre_tokenizer", "type"),
     TokenizerOption("unk_token", "[UNK]", "model", "unk_token"),
     TokenizerOption("continuing_subword_prefix", "##", "model", "continuing_subword_prefix"),
-    TokenizerOption("max_input_chars_per_word", 100, "model", "max_input_chars_per_word", False),
+    TokenizerOption(
+        "max_input_chars_per_word", 100, "model", "max_input_chars_per_word", is_always_stated=False
+    ),
 )
 
 
@@ -313,12 +315,12 @@ class Family:
             entries["tie_word_embeddings"] = True
         supported = self.supported | {name: entries[other] for name, other in self.equal.items()}
         supported |= {"quantization_config": None, "is_causal": False}
-        supported |= {
-            alias: content.get(name, f"beside {name}")
+        unsupported = [
+            f"{alias} {content[alias]!r} (only that of {name}, {content.get(name)!r})"
             for alias, name in self.aliases.items()
-            if alias in content
-        }
-        return [
+            if alias in content and content[alias] != content.get(name)
+        ]
+        return unsupported + [
             f"{name} {entries[name]!r} (only {value!r})"
             for name, value in supported.items()
             if entries.get(name) != value

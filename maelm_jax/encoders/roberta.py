@@ -21,8 +21,12 @@ ROBERTA = family.Family(
     tokenizer_options=(
         family.TokenizerOption("add_prefix_space", False, "pre_tokenizer", "add_prefix_space"),
         family.TokenizerOption("normalizer", None, "normalizer", "type"),
-        family.TokenizerOption("use_regex", True, "pre_tokenizer", "use_regex", False),
-        family.TokenizerOption("ignore_merges", False, "model", "ignore_merges", False),
+        family.TokenizerOption(
+            "use_regex", True, "pre_tokenizer", "use_regex", is_always_stated=False
+        ),
+        family.TokenizerOption(
+            "ignore_merges", False, "model", "ignore_merges", is_always_stated=False
+        ),
     ),
     skips_positions=True,
 )

@@ -85,10 +85,11 @@ class Classifier:
         if not examples:
             return []
         model, kind = self._model, self._model.task.kind
-        if isinstance(model, FinishedRun) and len(examples[0].texts) != len(model.task.spec.texts):
+        columns = model.task.spec.texts  # an export does not say how many texts it was trained on
+        if isinstance(model, FinishedRun) and len(examples[0].texts) != len(columns):
             raise config.ConfigError(
-                f"the run was trained on {' and '.join(map(repr, model.task.spec.texts))}: give "
-                f"{'pairs' if len(model.task.spec.texts) == 2 else 'single texts'}"
+                f"the run was trained on {' and '.join(map(repr, columns))}: give "
+                f"{'pairs' if len(columns) == 2 else 'single texts'}"
             )
         longest, lengths = model.input_format.length, [LENGTH]
         while lengths[-1] < longest:

@@ -169,7 +169,7 @@ def write(path: pathlib.Path, rows: list[dict[str, typing.Any]], source: str | N
         if source is not None and ending_of(source) == PARQUET:
             kept = parquet.read_table(source, use_threads=False)
         added = {}
-        for column in columns[kept.num_columns if kept else 0 :]:
+        for column in columns[0 if kept is None else kept.num_columns :]:
             try:
                 added[column] = pyarrow.array([row.get(column) for row in rows])
             except errors as error:
@@ -177,13 +177,12 @@ def write(path: pathlib.Path, rows: list[dict[str, typing.Any]], source: str | N
                     f"{path}: the values of {column!r} have no type in common ({error}). Name a "
                     ".csv or .jsonl file"
                 ) from error
-        table = pyarrow.table(added)
-        if kept:
-            for column in added:
-                kept = kept.append_column(column, table[column])
-            table = kept
+        if kept is None:
+            kept, added = pyarrow.table(added), {}
+        for column, values in added.items():
+            kept = kept.append_column(column, values)
         with storage.atomic_file(path) as file:
-            parquet.write_table(table, file)
+            parquet.write_table(kept, file)
         return
     cells = [columns, *([_as_cell(row.get(column)) for column in columns] for row in rows)]
     if ending == ".csv":

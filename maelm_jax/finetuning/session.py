@@ -124,8 +124,8 @@ class Session:
         self.baseline = self.score(
             {name: task.constant_outputs(data.train, dev) for name, dev in data.dev.items()}
         )
-        is_whole = metric in self.baseline or not first
-        self.main_metric = metric if is_whole else f"{first}_{metric}"
+        has_part = metric in self.baseline or not first  # as matched_accuracy
+        self.main_metric = metric if has_part else f"{first}_{metric}"
         require_metric(task.name, self.main_metric, self.baseline)
         self.model = model = Model(experiment.model, experiment.mesh, task, vocabulary)
         optimizer = optimizers.create(experiment.optimizer)

@@ -335,10 +335,10 @@ def read_lines(
 ) -> typing.Iterator[Line]:
     """Yields the lines of a file of words. Raises ConfigError as `read_sentences`."""
     lines = [(line, COLUMNS.split(line.strip(" \t"))) for line in labelled_data.read_lines(path)]
-    counts = [len(cells) for line, cells in lines if cells[0] not in ("", DOCUMENT)]
-    plain = [cells for line, cells in lines if cells[0][:1] not in ("", "#", "-")]
-    expected = next(iter([*map(len, plain), *counts]), None)
-    is_conll_u = expected == CONLL_U_COLUMNS and plain and plain[0][0][0].isdigit()
+    words = [cells for _, cells in lines if cells[0] not in ("", DOCUMENT)]
+    first = next((cells for cells in words if not cells[0].startswith("#")), [*words, []][0])
+    expected = len(first)
+    is_conll_u = expected == CONLL_U_COLUMNS and first[0][0].isdigit()
     is_inside = is_checked = False  # whether a word of the sentence was there, or of the file
     for number, (line, cells) in enumerate(lines, start=1):
         is_other = line.startswith("# ") and len(cells) != expected

@@ -83,17 +83,12 @@ def read(pattern: str, most: int | None = None) -> list[Pair]:
         ConfigError: No file matches, or a file is damaged or has another form.
     """
     files = readers.list_files(pattern)
-    paths = [pathlib.Path(readers.without_packing(file.path)) for file in files]
-    repeated = collections.Counter(path.stem for path in paths)
-    names = [
-        path.stem if repeated[path.stem] == 1 else os.path.relpath(path, os.path.commonpath(paths))
-        for path in paths
-    ]
-    pairs = [
-        pair
-        for file, name in zip(files, names, strict=True)
-        for pair in _read_file(file.path, name)
-    ]
+    stems = [pathlib.Path(readers.without_packing(file.path)).stem for file in files]
+    folder = os.path.commonpath([file.path for file in files])
+    pairs = []
+    for file, stem in zip(files, stems, strict=True):
+        name = stem if stems.count(stem) == 1 else os.path.relpath(file.path, folder)
+        pairs += _read_file(file.path, name)
     if not pairs:
         raise config.ConfigError(f"--pairs={pattern}: no pairs there. Name files of JSON lines")
     if most is None:
@@ -131,8 +126,9 @@ def _read_file(path: str, name: str) -> typing.Iterator[Pair]:
         }
         for field in (*fields, *NAMES):
             value = record.get(field)
-            if (field in fields or value is not None) and not texts.get(field, "").strip():
-                raise config.ConfigError(f"{path}:{number}: {field} is {value!r:.60}, no text")
+            may_lack = field in NAMES and value is None
+            if not may_lack and not texts.get(field, "").strip():
+                raise config.ConfigError(f"{path}:{number}: {field} is {value!r:.60}. Give text")
         yield _make_pair(fields, [texts[field] for field in fields], texts, name)
 
 

@@ -117,12 +117,15 @@ def rename(runs: list[MeasuredRun], names: list[str]) -> list[MeasuredRun]:
 
 def _with_unique_names(runs: list[MeasuredRun]) -> list[MeasuredRun]:
     """Names runs with equal names by their paths, and those with equal paths by their steps."""
-    for name_apart in (lambda run: run.path, lambda run: f"{run.path}@{run.step}"):
-        counts = collections.Counter(run.name for run in runs)
-        runs = [
-            run if counts[run.name] == 1 else run._replace(name=name_apart(run)) for run in runs
-        ]
-    return runs
+    names = collections.Counter(run.name for run in runs)
+    paths = collections.Counter(run.path for run in runs)
+
+    def name(run: MeasuredRun) -> str:
+        if names[run.name] == 1:
+            return run.name
+        return run.path if paths[run.path] == 1 else f"{run.path}@{run.step}"
+
+    return [run._replace(name=name(run)) for run in runs]
 
 
 def read_heldout_rows(run: MeasuredRun, tokens: int) -> np.ndarray:
